@@ -1,0 +1,46 @@
+# Everything a fresh machine with Python 3.10+ and make needs: `make demo` and `make test` set up .venv by themselves.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/installed
+
+.PHONY: help install demo test test-all check format bench clean
+
+help:  ## what can be made
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+install: $(STAMP)  ## the package with everything for development, in .venv
+
+# torch comes first and alone, at its pinned version, so that a build for CPUs is taken where one is on offer; whatever
+# depends on torch then finds it installed.
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: $(STAMP)  ## the operator at work: exactness, speed, cost per token
+	$(BIN)/gsa demo
+
+test: $(STAMP)  ## all but the slow tests
+	$(BIN)/python -m pytest -n 2 -m 'not slow'
+
+test-all: $(STAMP)  ## every test
+	$(BIN)/python -m pytest -n 2
+
+check: $(STAMP)  ## style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(STAMP)  ## rewrites the code in house style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP)  ## speed and memory of the operator
+	$(BIN)/gsa bench ops
+
+clean:  ## removes what was built, and .venv
+	rm -rf $(VENV) build dist out .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

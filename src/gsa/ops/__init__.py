@@ -1,0 +1,21 @@
+"""Gated slot attention and gated linear attention, exact for every gate, on any device."""
+
+from gsa.errors import BackendUnavailable
+from gsa.ops.api import attention_with_bounded_memory, gated_linear_attention, gated_slot_attention
+from gsa.ops.checks import check_values
+from gsa.ops.registry import backends, use_backend
+from gsa.ops.state import BoundedMemoryState, SlotState
+from gsa.ops.step import gated_slot_attention_step
+
+__all__ = [
+    "BackendUnavailable",
+    "BoundedMemoryState",
+    "SlotState",
+    "attention_with_bounded_memory",
+    "backends",
+    "check_values",
+    "gated_linear_attention",
+    "gated_slot_attention",
+    "gated_slot_attention_step",
+    "use_backend",
+]

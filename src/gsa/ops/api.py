@@ -1,0 +1,216 @@
+"""The operators: arguments checked, an engine chosen, one call.
+
+Shape letters: B batch, T time, H key/value heads, HQ query heads (a multiple of H), K key width of a head, V value width,
+M slots, N sequences (B, or the number of packed ones).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gsa.ops.checks import Checker
+from gsa.ops.registry import engine
+from gsa.ops.state import BoundedMemoryState, SlotState, compute_dtype
+
+
+def gated_linear_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    gk: Tensor | None = None,
+    gv: Tensor | None = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+    backend: str = "auto",
+    recompute: bool = True,
+) -> tuple[Tensor, Tensor | None]:
+    """Outputs [B, T, HQ, V] of gated linear attention, and the final states [N, H, K, V] if asked for.
+
+        S_t = diag(exp gk_t) S_{t-1} diag(exp gv_t) + k_t (x) v_t,      o_t = S_t^T (scale * q_t)
+
+    q [B, T, HQ, K], k [B, T, H, K], v [B, T, H, V]. The log gates are at most 0, and -inf is a full reset: gk [B, T, H, K],
+    or [B, T, H, 1] for one decay per head; gv [B, T, H, V]. `scale` None means K**-0.5. States are fp32 (fp64 for fp64
+    inputs). With `cu_seqlens` [N+1], B is 1 and the sequences lie end to end. `recompute=False` keeps more for the backward
+    pass instead of computing it again.
+
+    >>> q, k, v = torch.randn(3, 2, 100, 4, 16)
+    >>> o, S = gated_linear_attention(q, k, v, gk=-torch.rand(2, 100, 4, 16), output_final_state=True)
+    >>> o.shape, S.shape
+    (torch.Size([2, 100, 4, 16]), torch.Size([2, 4, 16, 16]))
+    """
+    check = Checker("gated_linear_attention")
+    q, k, v = _one_dtype(q, k, v)
+    check.qkv(q, k, v)
+    H, K, V = k.shape[2], k.shape[3], v.shape[3]
+    if gk is not None:
+        check.gate("gk", gk, q, H, {"K": K, "one per head": 1})
+    if gv is not None:
+        check.gate("gv", gv, q, H, {"V": V})
+    N = check.sequences(q, cu_seqlens)
+    if initial_state is not None:
+        check.state("initial_state", initial_state, (N, H, K, V), "N, H, K, V", q)
+        initial_state = initial_state.to(compute_dtype(q.dtype))
+    o, state = engine(backend, q.device).gated_linear_attention(
+        q,
+        k,
+        v,
+        gk,
+        gv,
+        scale=check.scale(scale, K),
+        initial_state=initial_state,
+        cu_seqlens=cu_seqlens,
+        recompute=recompute,
+    )
+    return o, state if output_final_state else None
+
+
+def gated_slot_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    s: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    readout: str = "softmax",
+    initial_state: SlotState | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+    backend: str = "auto",
+    recompute: bool = True,
+) -> tuple[Tensor, SlotState | None]:
+    """Outputs [B, T, HQ, V] of gated slot attention, and the final SlotState if asked for.
+
+        K~_t = diag(a_t) K~_{t-1} + s_t (x) k_t,    V~_t = diag(a_t) V~_{t-1} + s_t (x) v_t,    a_t = exp(g_t)
+        o_t = V~_t^T readout(K~_t (scale * q_t))
+
+    q [B, T, HQ, K], k [B, T, H, K], v [B, T, H, V], log forget gate g [B, T, H, M] (at most 0; -inf is a full reset), write
+    strength s [B, T, H, M], by default 1 - exp(g). `scale` None means K**-0.5; the paper's layer passes 1.0. `readout` is
+    softmax, identity, swish, relu or relu2. With `cu_seqlens` [N+1], B is 1 and the sequences lie end to end.
+    `recompute=False` keeps more for the backward pass instead of computing it again.
+
+    >>> q, k, v = torch.randn(3, 2, 100, 4, 16)
+    >>> g = torch.nn.functional.logsigmoid(torch.randn(2, 100, 4, 8)) / 8
+    >>> o, state = gated_slot_attention(q, k, v, g, output_final_state=True)
+    >>> o.shape, state.k.shape, state.v.shape
+    (torch.Size([2, 100, 4, 16]), torch.Size([2, 4, 16, 8]), torch.Size([2, 4, 8, 16]))
+    """
+    check = Checker("gated_slot_attention")
+    q, k, v = _one_dtype(q, k, v)
+    check.qkv(q, k, v)
+    check.readout(readout)
+    H, K, V = k.shape[2], k.shape[3], v.shape[3]
+    check.gate("g", g, q, H, None)
+    M = g.shape[3]
+    if s is not None:
+        check.gate("s", s, q, H, {"M": M}, log_decay=False)
+    N = check.sequences(q, cu_seqlens)
+    if initial_state is not None:
+        if not isinstance(initial_state, tuple) or len(initial_state) != 2:
+            raise check.fail(f"initial_state must be a SlotState(k, v), got {type(initial_state).__name__}")
+        dtype, (memory_k, memory_v) = compute_dtype(q.dtype), initial_state
+        check.state("initial_state.k", memory_k, (N, H, K, M), "N, H, K, M", q)
+        check.state("initial_state.v", memory_v, (N, H, M, V), "N, H, M, V", q)
+        initial_state = SlotState(memory_k.to(dtype), memory_v.to(dtype))
+    o, state = engine(backend, q.device).gated_slot_attention(
+        q,
+        k,
+        v,
+        g,
+        s,
+        scale=check.scale(scale, K),
+        readout=readout,
+        initial_state=initial_state,
+        cu_seqlens=cu_seqlens,
+        recompute=recompute,
+    )
+    return o, state if output_final_state else None
+
+
+def attention_with_bounded_memory(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    w: Tensor,
+    *,
+    normalise: bool = False,
+    scale: float | None = None,
+    initial_state: BoundedMemoryState | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+    backend: str = "auto",
+    recompute: bool = True,
+) -> tuple[Tensor, BoundedMemoryState | None]:
+    """Outputs [B, T, HQ, V] of ABC, attention with bounded memory, and the final BoundedMemoryState if asked for.
+
+        phi_t = exp(w_t) / sum_{j<=t} exp(w_j),    K~_t = c_t K~_{t-1} + phi_t (x) k_t,    o_t = V~_t^T softmax(K~_t q_t)
+
+    `normalise=False` is the paper's equation, c_t = 1: memory only grows. `normalise=True` is the running average that
+    flash-linear-attention computes, c_t = 1 - phi_t. q [B, T, HQ, K], k [B, T, H, K], v [B, T, H, V], write logits
+    w [B, T, H, M]; w = -inf writes nothing. The rest is as in `gated_slot_attention`.
+
+    >>> q, k, v = torch.randn(3, 1, 10, 2, 8)
+    >>> o, state = attention_with_bounded_memory(q, k, v, torch.randn(1, 10, 2, 4), output_final_state=True)
+    >>> state.log_z.shape
+    torch.Size([1, 2, 4])
+    """
+    from gsa.ops.abc import forget_gate, write_strength
+
+    check = Checker("attention_with_bounded_memory")
+    q, k, v = _one_dtype(q, k, v)
+    check.qkv(q, k, v)
+    H, K, V = k.shape[2], k.shape[3], v.shape[3]
+    check.gate("w", w, q, H, None, log_decay=False)
+    M = w.shape[3]
+    N = check.sequences(q, cu_seqlens)
+    scale = check.scale(scale, K)
+    if initial_state is not None:
+        if not isinstance(initial_state, tuple) or len(initial_state) != 3:
+            raise check.fail(
+                f"initial_state must be a BoundedMemoryState(k, v, log_z), got {type(initial_state).__name__}"
+            )
+        memory_k, memory_v, log_z = initial_state
+        check.state("initial_state.k", memory_k, (N, H, K, M), "N, H, K, M", q)
+        check.state("initial_state.v", memory_v, (N, H, M, V), "N, H, M, V", q)
+        check.state("initial_state.log_z", log_z, (N, H, M), "N, H, M", q)
+        dtype = compute_dtype(q.dtype)
+        initial_state = BoundedMemoryState(memory_k.to(dtype), memory_v.to(dtype), log_z.to(dtype))
+    chosen = engine(backend, q.device)
+    if hasattr(chosen, "attention_with_bounded_memory"):
+        o, state = chosen.attention_with_bounded_memory(
+            q, k, v, w, normalise=normalise, scale=scale, initial_state=initial_state, cu_seqlens=cu_seqlens
+        )
+    else:
+        phi, log_z = write_strength(w, None if initial_state is None else initial_state.log_z, cu_seqlens)
+        o, memory = chosen.gated_slot_attention(
+            q,
+            k,
+            v,
+            forget_gate(phi) if normalise else torch.zeros_like(phi),
+            phi,
+            scale=scale,
+            readout="softmax",
+            initial_state=None if initial_state is None else SlotState(initial_state.k, initial_state.v),
+            cu_seqlens=cu_seqlens,
+            recompute=recompute,
+        )
+        state = BoundedMemoryState(memory.k, memory.v, log_z)
+    return o, state if output_final_state else None
+
+
+def _one_dtype(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k, v unchanged, but for autocast, which may leave them in different dtypes: then the widest of theirs."""
+    tensors = (q, k, v)
+    if (
+        not all(isinstance(x, Tensor) and x.is_floating_point() for x in tensors)
+        or len({x.dtype for x in tensors}) == 1
+    ):
+        return tensors
+    if not torch.is_autocast_enabled(q.device.type):
+        return tensors
+    dtype = torch.promote_types(torch.promote_types(q.dtype, k.dtype), v.dtype)
+    return q.to(dtype), k.to(dtype), v.to(dtype)

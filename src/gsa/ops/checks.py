@@ -1,0 +1,144 @@
+"""Checks of arguments, done once around all engines. Every message names the operation, what came and what is expected."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import torch
+from torch import Tensor
+
+from gsa.errors import GSAError
+from gsa.ops.readout import READOUTS
+
+_INTEGERS = (torch.int32, torch.int64)
+_check_values: ContextVar[bool | None] = ContextVar("gsa_check_values", default=None)
+
+
+@contextmanager
+def check_values(enabled: bool = True) -> Iterator[None]:
+    """Inside the context, gates are also checked by value: none may be positive or NaN.
+
+    That reads every gate, so it is off by default; GSA_CHECK_VALUES=1 in the environment turns it on everywhere.
+    Compiled code is not checked: torch.compile cannot raise on values.
+
+    >>> with check_values():
+    ...     o, state = gated_slot_attention(q, k, v, g)  # doctest: +SKIP
+    """
+    token = _check_values.set(enabled)
+    try:
+        yield
+    finally:
+        _check_values.reset(token)
+
+
+def _values_are_checked() -> bool:
+    chosen = _check_values.get()
+    return os.environ.get("GSA_CHECK_VALUES", "0") not in ("", "0") if chosen is None else chosen
+
+
+class Checker:
+    """The checks of one operation; `op` leads every message."""
+
+    def __init__(self, op: str):
+        self.op = op
+
+    def fail(self, message: str) -> GSAError:
+        return GSAError(f"{self.op}: {message}")
+
+    def tensor(self, name: str, x: object, layout: str, like: Tensor | None = None) -> Tensor:
+        """x as a floating tensor with one dimension per letter of `layout`, on the device of `like`."""
+        if not isinstance(x, Tensor):
+            raise self.fail(f"{name} must be a tensor [{layout}], got {type(x).__name__}")
+        if x.dim() != layout.count(",") + 1:
+            raise self.fail(f"{name} must have the shape [{layout}], got {list(x.shape)}")
+        if not x.dtype.is_floating_point:
+            raise self.fail(f"{name} must be floating point, got {x.dtype}")
+        if like is not None and x.device != like.device:
+            raise self.fail(f"{name} is on {x.device}, q is on {like.device}")
+        return x
+
+    def same(self, what: str, a: str, x: int, b: str, y: int) -> None:
+        if x != y:
+            raise self.fail(f"{a} has {x} {what}, {b} has {y}")
+
+    def qkv(self, q: Tensor, k: Tensor, v: Tensor, *, steps: bool = False) -> None:
+        """The shapes, dtypes and devices of queries, keys and values; without time if they are single steps."""
+        lead = "B" if steps else "B, T"
+        q = self.tensor("q", q, f"{lead}, HQ, K")
+        self.tensor("k", k, f"{lead}, H, K", q)
+        self.tensor("v", v, f"{lead}, H, V", q)
+        for name, x in (("k", k), ("v", v)):
+            if x.dtype != q.dtype:
+                raise self.fail(f"{name} is {x.dtype}, q is {q.dtype}; q, k and v must agree")
+            self._lead(name, x, q)
+        self.same("heads", "v", v.shape[-2], "k", k.shape[-2])
+        self.same("features per head", "k", k.shape[-1], "q", q.shape[-1])
+        HQ, H = q.shape[-2], k.shape[-2]
+        if H == 0 or HQ == 0 or HQ % H:
+            raise self.fail(f"q has {HQ} heads, which is not a multiple of the {H} heads of k and v")
+        for name, x in (("k", k), ("v", v)):
+            if x.shape[-1] == 0:
+                raise self.fail(f"{name} has heads of width 0")
+
+    def _lead(self, name: str, x: Tensor, q: Tensor) -> None:
+        self.same("rows", name, x.shape[0], "q", q.shape[0])
+        if x.dim() == 4:
+            self.same("time steps", name, x.shape[1], "q", q.shape[1])
+
+    def gate(
+        self, name: str, g: Tensor, q: Tensor, H: int, widths: dict[str, int] | None, *, log_decay: bool = True
+    ) -> None:
+        """A per-token quantity of the key/value heads; `widths` names the widths allowed (None: any but zero)."""
+        letters = "M" if widths is None else "|".join(widths)
+        self.tensor(name, g, f"B, {'T, ' if q.dim() == 4 else ''}H, {letters}", q)
+        self._lead(name, g, q)
+        self.same("heads", name, g.shape[-2], "k", H)
+        if widths is None and g.shape[-1] == 0:
+            raise self.fail(f"{name} has no slots")
+        if widths is not None and g.shape[-1] not in widths.values():
+            allowed = " or ".join(f"{value} ({key})" for key, value in widths.items())
+            raise self.fail(f"{name} has width {g.shape[-1]}, expected {allowed}")
+        if log_decay and not torch.compiler.is_compiling() and _values_are_checked() and g.numel():
+            highest = float(g.detach().amax())  # NaN if any is NaN
+            if not highest <= 0:
+                raise self.fail(
+                    f"{name} is a log forget gate and must be at most 0, but its largest value is {highest}"
+                )
+
+    def state(self, name: str, x: object, shape: tuple[int, ...], letters: str, like: Tensor) -> None:
+        state = self.tensor(name, x, letters, like)
+        if tuple(state.shape) != shape:
+            raise self.fail(f"{name} must have the shape [{letters}] = {list(shape)}, got {list(state.shape)}")
+
+    def scale(self, scale: float | None, K: int) -> float:
+        """The scale as a number; None is 1/sqrt(K)."""
+        if scale is None:
+            return float(K**-0.5)
+        if isinstance(scale, bool) or not isinstance(scale, (int, float)) or not math.isfinite(scale):
+            raise self.fail(f"scale must be a finite number or None, got {scale!r}")
+        return float(scale)
+
+    def readout(self, readout: str) -> None:
+        if readout not in READOUTS:
+            raise self.fail(f"unknown readout {readout!r}; expected one of {', '.join(map(repr, READOUTS))}")
+
+    def sequences(self, q: Tensor, cu_seqlens: Tensor | None) -> int:
+        """The number of sequences N. The values of cu_seqlens are checked where they are read, by the engine."""
+        if cu_seqlens is None:
+            return q.shape[0]
+        if not isinstance(cu_seqlens, Tensor) or cu_seqlens.dim() != 1 or cu_seqlens.dtype not in _INTEGERS:
+            got = (
+                f"{cu_seqlens.dtype} {list(cu_seqlens.shape)}"
+                if isinstance(cu_seqlens, Tensor)
+                else type(cu_seqlens).__name__
+            )
+            raise self.fail(f"cu_seqlens must be an int32 or int64 tensor [N+1], got {got}")
+        if cu_seqlens.shape[0] == 0:
+            raise self.fail("cu_seqlens is empty, expected N+1 entries beginning with 0")
+        if q.shape[0] != 1:
+            raise self.fail(f"cu_seqlens packs sequences into a batch of 1, but q has {q.shape[0]} rows")
+        return cu_seqlens.shape[0] - 1

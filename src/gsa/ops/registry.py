@@ -1,0 +1,92 @@
+"""Which engine computes: a literal table, chosen once per call, and never quietly replaced when named."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import ModuleType
+
+import torch
+
+from gsa.errors import BackendUnavailable, GSAError
+
+
+@dataclass(frozen=True)
+class Engine:
+    """How to get at an engine, and why it cannot run on a device (None: any); None if it can."""
+
+    load: Callable[[], ModuleType]
+    unavailable: Callable[[torch.device | None], str | None] = lambda device: None
+
+
+def _reference() -> ModuleType:
+    from gsa.ops import reference
+
+    return reference
+
+
+def _chunk() -> ModuleType:
+    from gsa.ops import chunk_ops
+
+    return chunk_ops
+
+
+ENGINES: dict[str, Engine] = {
+    "reference": Engine(_reference),
+    "chunk": Engine(_chunk),
+}
+# What "auto" tries, in order, per device type; "other" is for the rest.
+PREFERENCE: dict[str, tuple[str, ...]] = {"other": ("chunk",)}
+
+
+class _Chosen(threading.local):  # not a ContextVar, which torch.compile cannot read
+    name = "auto"
+
+
+_chosen = _Chosen()
+
+
+def backends() -> dict[str, str | None]:
+    """Every engine by name: None if it can run here, otherwise the reason why it cannot.
+
+    >>> backends()["chunk"] is None
+    True
+    """
+    return {name: engine.unavailable(None) for name, engine in ENGINES.items()}
+
+
+@contextmanager
+def use_backend(name: str) -> Iterator[None]:
+    """Inside the context, calls that leave `backend` at "auto" use this engine.
+
+    >>> with use_backend("reference"):
+    ...     o, state = gated_slot_attention(q, k, v, g)  # doctest: +SKIP
+    """
+    if name != "auto":
+        _usable(name, None)
+    previous, _chosen.name = _chosen.name, name
+    try:
+        yield
+    finally:
+        _chosen.name = previous
+
+
+def engine(backend: str, device: torch.device) -> ModuleType:
+    """The module of the engine asked for, by name or by `use_backend`, or of the best one for the device."""
+    name = _chosen.name if backend == "auto" else backend
+    if name == "auto":
+        candidates = PREFERENCE.get(device.type, PREFERENCE["other"])
+        name = next(c for c in candidates if ENGINES[c].unavailable(device) is None)
+    else:
+        _usable(name, device)
+    return ENGINES[name].load()
+
+
+def _usable(name: str, device: torch.device | None) -> None:
+    if name not in ENGINES:
+        raise GSAError(f"backend: unknown engine {name!r}; expected 'auto' or one of {', '.join(map(repr, ENGINES))}")
+    reason = ENGINES[name].unavailable(device)
+    if reason is not None:
+        raise BackendUnavailable(f"backend: {name!r} cannot run here: {reason}")

@@ -1,0 +1,71 @@
+"""One token of gated slot attention: what decoding does, with a state of constant size.
+
+Shape letters: B batch, H key/value heads, R queries per key/value head (HQ = H * R), K, V widths, M slots.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gsa.ops.checks import Checker
+from gsa.ops.readout import READOUTS
+from gsa.ops.state import SlotState, compute_dtype
+
+
+def gated_slot_attention_step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    s: Tensor | None = None,
+    *,
+    state: SlotState,
+    scale: float | None = None,
+    readout: str = "softmax",
+    inplace: bool = False,
+) -> tuple[Tensor, SlotState]:
+    """The output [B, HQ, V] for one token per row, and the state after it.
+
+    Arguments are those of `gated_slot_attention` without time: q [B, HQ, K], k [B, H, K], v [B, H, V], log forget gate
+    g [B, H, M], write strength s [B, H, M] (default 1 - exp(g)). The state passed in stays as it is, unless `inplace`:
+    then its tensors are updated and returned, which is faster, and gradients cannot flow.
+
+    >>> state = SlotState(torch.zeros(1, 2, 8, 4), torch.zeros(1, 2, 4, 8))
+    >>> q, k, v = torch.randn(3, 1, 2, 8)
+    >>> o, state = gated_slot_attention_step(q, k, v, torch.full((1, 2, 4), -0.1), state=state)
+    >>> o.shape
+    torch.Size([1, 2, 8])
+    """
+    check = Checker("gated_slot_attention_step")
+    check.qkv(q, k, v, steps=True)
+    B, HQ, K = q.shape
+    H, V = v.shape[1:]
+    check.gate("g", g, q, H, None)
+    M = g.shape[2]
+    if s is not None:
+        check.gate("s", s, q, H, {"M": M}, log_decay=False)
+    check.readout(readout)
+    scale = check.scale(scale, K)
+    if not isinstance(state, tuple) or len(state) != 2:
+        raise check.fail(f"state must be a SlotState(k, v), got {type(state).__name__}")
+    memory_k, memory_v = state
+    check.state("state.k", memory_k, (B, H, K, M), "B, H, K, M", q)
+    check.state("state.v", memory_v, (B, H, M, V), "B, H, M, V", q)
+
+    dtype = compute_dtype(q.dtype)
+    with torch.autocast(q.device.type, enabled=False):
+        g = g.to(dtype)
+        decay, write = g.exp(), -torch.expm1(g) if s is None else s.to(dtype)
+        if inplace:
+            for name, x in (("state.k", memory_k), ("state.v", memory_v)):
+                if x.dtype != dtype:
+                    raise check.fail(f"{name} must be {dtype} to be updated in place, got {x.dtype}")
+            memory_k.mul_(decay[:, :, None, :]).addcmul_(k.to(dtype)[..., None], write[:, :, None, :])
+            memory_v.mul_(decay[..., None]).addcmul_(write[..., None], v.to(dtype)[:, :, None, :])
+        else:
+            memory_k = memory_k.to(dtype) * decay[:, :, None, :] + k.to(dtype)[..., None] * write[:, :, None, :]
+            memory_v = memory_v.to(dtype) * decay[..., None] + write[..., None] * v.to(dtype)[:, :, None, :]
+        queries = q.to(dtype).unflatten(1, (H, -1)) * scale  # [B, H, R, K]
+        o = READOUTS[readout].apply(queries @ memory_k) @ memory_v
+        return o.flatten(1, 2).to(q.dtype), SlotState(memory_k, memory_v)

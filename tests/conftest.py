@@ -1,0 +1,35 @@
+"""Every test starts from the same seed, on one thread (two tests run at a time), with fresh memory full of NaN."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import settings
+
+settings.register_profile("gsa", deadline=None, derandomize=True, database=None, print_blob=True)
+settings.load_profile("gsa")
+
+
+@pytest.fixture(autouse=True)
+def _same_start() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    torch.use_deterministic_algorithms(True)  # also fills what torch.empty returns with NaN
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def _fresh_scratch() -> None:
+    """Working memory of an earlier test must not hide a read of what was never written."""
+    from gsa.ops import layout
+
+    layout._scratches.__dict__.clear()
+
+
+@pytest.fixture
+def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cuts even short sequences into many segments."""
+    monkeypatch.setattr("gsa.ops.layout.SEGMENT_ELEMENTS", 4096)

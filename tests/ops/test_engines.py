@@ -1,0 +1,178 @@
+"""One matrix: every engine, every case, against the fp64 token loop: outputs, final states and all gradients."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from gsa.ops import backends
+from tests.ops.cases import (
+    GATES,
+    Case,
+    assert_close,
+    in_double,
+    linear_inputs,
+    linear_results,
+    relative_error,
+    slot_inputs,
+    slot_results,
+)
+
+ENGINES = [name for name in backends() if name != "reference"]
+
+CASES = {
+    # With nothing but resets all slots are alike, and the gradient of q is rounding; so slots are written differently.
+    **{f"gate: {gate}": Case(gate=gate, write=gate == "all reset") for gate in GATES},
+    **{f"gate and write: {gate}": Case(gate=gate, write=True, R=2) for gate in ("paper", "strong", "some reset")},
+    **{f"readout: {f}": Case(readout=f, gate="fast") for f in ("identity", "swish", "relu", "relu2")},
+    **{f"T = {T}": Case(T=T) for T in (0, 1, 2, 63, 64, 65, 129)},
+    "no initial state": Case(initial=False),
+    "empty batch": Case(B=0),
+    "one row": Case(B=1, H=1),
+    "grouped queries": Case(R=3),
+    "grouped queries, strong": Case(R=3, gate="strong"),
+    "default scale": Case(scale=None),
+    "width one": Case(K=1, V=1, M=1),
+    "powers of two": Case(K=16, V=32, M=8),
+    "more slots than features": Case(K=5, V=3, M=40),
+    "nothing recomputed": Case(recompute=False, gate="fast", R=2),
+    "packed": Case(lengths=(70, 1, 0, 64, 15, 0)),
+    "packed, resets": Case(lengths=(3, 100, 64), gate="some reset", R=2),
+    "packed, many short": Case(lengths=(1, 2, 3, 4, 5, 1, 0, 1, 7), gate="fast"),
+    "packed, nothing recomputed": Case(lengths=(70, 80), recompute=False),
+    "packed, no sequence": Case(lengths=(), T=0),
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_slot_attention(engine: str, name: str, dtype: torch.dtype) -> None:
+    case, inputs = CASES[name], slot_inputs(CASES[name], dtype)
+    exact = slot_results(case, in_double(inputs), "reference")
+    assert_close(slot_results(case, inputs, engine), exact, dtype)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", ["gate: paper", "gate: some reset", "packed", "grouped queries", "nothing recomputed"])
+@pytest.mark.usefixtures("small_segments")
+def test_slot_attention_in_many_segments(engine: str, name: str) -> None:
+    case = replace(CASES[name], T=330)
+    inputs = slot_inputs(case)
+    assert_close(slot_results(case, inputs, engine), slot_results(case, inputs, "reference"), torch.float64)
+
+
+SIDES = {
+    "key": ("key", None),
+    "value": (None, "value"),
+    "both": ("key", "value"),
+    "head": ("head", None),
+    "head and value": ("head", "value"),
+    "neither": (None, None),
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("sides", SIDES)
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(R=2),
+        Case(gate="strong"),
+        Case(gate="some reset", R=2),
+        Case(gate="thousand nats", initial=False),
+        Case(lengths=(70, 0, 30, 1), gate="fast", scale=None),
+        Case(gate="fast", recompute=False),
+        Case(T=0),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_linear_attention(engine: str, sides: str, case: Case, dtype: torch.dtype) -> None:
+    inputs = linear_inputs(case, *SIDES[sides], dtype)
+    exact = linear_results(case, in_double(inputs), "reference")
+    assert_close(linear_results(case, inputs, engine), exact, dtype)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("tau", [0.1, 0.2, 0.5, 1.0, 4.0, 8.0, 16.0])
+def test_single_precision_at_real_sizes(engine: str, tau: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """fp32: outputs to 1e-5 and gradients to 1e-4, whatever the damping."""
+    monkeypatch.setitem(GATES, "damped", lambda noise: torch.nn.functional.logsigmoid(noise) / tau)
+    case = Case(B=1, T=400, H=2, K=64, V=64, M=32, gate="damped", scale=0.2)
+    inputs = slot_inputs(case, torch.float32)
+    exact = slot_results(case, in_double(inputs), "reference")
+    assert_close(slot_results(case, inputs, engine), exact, torch.float32)
+
+
+@pytest.mark.parametrize("engine", ["reference", *ENGINES])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("gate", ["slow", "fast", "strong", "some reset"])
+def test_half_precision_is_as_good_as_rounding_the_exact_answer(engine: str, dtype: torch.dtype, gate: str) -> None:
+    case = Case(gate=gate, R=2, scale=0.3)
+    inputs = slot_inputs(case, dtype)
+    exact = slot_results(case, in_double(inputs), "reference")
+    for name, actual in slot_results(case, inputs, engine).items():
+        rounded = relative_error(exact[name].to(actual.dtype), exact[name])
+        limit = max(2 * rounded, 1e-5)  # states are fp32, and their rounding is not the issue
+        assert relative_error(actual, exact[name]) <= limit, name
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_gates_in_another_dtype_than_the_rest(engine: str) -> None:
+    """bf16 gates beside fp32 keys, and fp32 gates beside bf16 keys: each is taken at its own precision."""
+    case = Case(gate="slow")
+    for g_dtype, dtype in ((torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)):
+        inputs = slot_inputs(case, dtype)
+        inputs["g"] = slot_inputs(case)["g"].to(g_dtype)
+        exact = slot_results(case, in_double(inputs), "reference", gradients=False)["o"]
+        actual = slot_results(case, inputs, engine)
+        assert actual["dg"].dtype == g_dtype
+        limit = 1e-5 if dtype == torch.float32 else 2 * relative_error(exact.to(dtype), exact)
+        assert relative_error(actual["o"], exact) <= limit
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_slow_gate_in_bf16_still_writes(engine: str) -> None:
+    """1 - exp(g) is zero in bf16 for g = -1e-3; the write strength must not be."""
+    case = Case(initial=False)
+    inputs = slot_inputs(case, torch.bfloat16)
+    inputs["g"] = torch.full_like(inputs["g"], -1e-3)
+    exact = slot_results(case, in_double(inputs), "reference", gradients=False)
+    actual = slot_results(case, inputs, engine, gradients=False)
+    assert actual["final_k"].abs().max() > 0
+    assert relative_error(actual["final_k"], exact["final_k"]) < 1e-5
+
+
+@pytest.mark.parametrize("engine", ["reference", *ENGINES])
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(B=1, T=5, H=2, R=2, K=3, V=2, M=3, write=True, gate="fast"),
+        Case(H=1, K=2, V=3, M=2, lengths=(3, 0, 4), gate="strong"),
+        Case(B=1, T=70, H=1, K=2, V=1, M=2, gate="fast", readout="swish"),
+    ],
+    ids=str,
+)
+def test_gradcheck(engine: str, case: Case) -> None:
+    from gsa.ops import SlotState, gated_slot_attention
+
+    case = case.packed()
+    inputs = slot_inputs(case)
+    names = list(inputs)
+
+    def f(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x = dict(zip(names, tensors, strict=True))
+        o, state = gated_slot_attention(
+            *(x[n] for n in "qkvg"),
+            x.get("s"),
+            readout=case.readout,
+            initial_state=SlotState(x["state_k"], x["state_v"]),
+            output_final_state=True,
+            cu_seqlens=case.cu_seqlens,
+            backend=engine,
+        )
+        assert state is not None
+        return o, state.k, state.v
+
+    assert torch.autograd.gradcheck(f, [t.requires_grad_() for t in inputs.values()])

@@ -1,0 +1,243 @@
+"""The operators inside everything torch puts around them."""
+
+import shutil
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+
+from gsa.ops import SlotState, backends, gated_linear_attention, gated_slot_attention, gated_slot_attention_step
+from tests.ops.cases import Case, assert_close, relative_error, slot_inputs, slot_results
+
+ENGINES = [name for name in backends() if name != "reference"]
+pytestmark = pytest.mark.parametrize("engine", ENGINES)
+CASE = Case(T=100, R=2, gate="some reset", write=True)
+
+
+def test_non_contiguous_inputs(engine: str) -> None:
+    x = slot_inputs(CASE)
+    strided = {
+        name: t.repeat_interleave(2, -1)[..., ::2].transpose(0, 1).contiguous().transpose(0, 1) for name, t in x.items()
+    }
+    assert not strided["q"].is_contiguous()
+    assert_close(slot_results(CASE, strided, engine), slot_results(CASE, x, engine), torch.float64)
+    one = slot_inputs(Case(B=1, initial=False))
+    expanded = {name: t.expand(3, *t.shape[1:]) for name, t in one.items()}
+    whole = gated_slot_attention(*(expanded[n] for n in "qkvg"), backend=engine)[0]
+    single = gated_slot_attention(*(one[n] for n in "qkvg"), backend=engine)[0]
+    torch.testing.assert_close(whole, single.expand_as(whole))
+
+
+def test_inputs_are_never_modified(engine: str) -> None:
+    x = {name: t.requires_grad_() for name, t in slot_inputs(CASE).items()}
+    before = {name: t.detach().clone() for name, t in x.items()}
+    o, state = gated_slot_attention(
+        *(x[n] for n in "qkvgs"),
+        initial_state=SlotState(x["state_k"], x["state_v"]),
+        output_final_state=True,
+        backend=engine,
+    )
+    assert state is not None
+    do = torch.randn_like(o)
+    kept = do.clone()
+    torch.autograd.backward([o, state.k], [do, torch.ones_like(state.k)])
+    assert torch.equal(do, kept)
+    for name, t in x.items():
+        assert torch.equal(t, before[name]), name
+
+
+def test_used_twice_in_one_graph(engine: str) -> None:
+    x = slot_inputs(Case(K=6, V=6, T=80))
+    results = []
+    for backend in (engine, "reference"):
+        q, k, v, g = (x[n].clone().requires_grad_() for n in "qkvg")
+        first = gated_slot_attention(q, k, v, g, backend=backend)[0]
+        second = gated_slot_attention(first, k, first, g, backend=backend)[0]
+        grads = torch.autograd.grad((first + second).square().sum(), (q, k, v, g))
+        results.append({"o": second.detach(), **{f"d{n}": d for n, d in zip("qkvg", grads, strict=True)}})
+    assert_close(*results, torch.float64)
+
+
+def test_backward_twice_through_a_kept_graph(engine: str) -> None:
+    x = {name: t.requires_grad_() for name, t in slot_inputs(CASE).items()}
+    loss = gated_slot_attention(*(x[n] for n in "qkvgs"), backend=engine)[0].square().sum()
+    first = torch.autograd.grad(loss, x["q"], retain_graph=True)[0]
+    assert torch.equal(first, torch.autograd.grad(loss, x["q"])[0])
+
+
+def test_same_call_same_bits(engine: str) -> None:
+    x = slot_inputs(CASE, torch.float32)
+    a, b = slot_results(CASE, x, engine), slot_results(CASE, x, engine)
+    for name in a:
+        assert torch.equal(a[name], b[name]), name
+
+
+def test_only_some_inputs_want_gradients(engine: str) -> None:
+    x = slot_inputs(CASE)
+    full = slot_results(CASE, x, engine)
+    for wanted in ("g", "state_v"):
+        y = {name: t.clone().requires_grad_(name == wanted) for name, t in x.items()}
+        o, state = gated_slot_attention(
+            *(y[n] for n in "qkvgs"),
+            scale=CASE.scale,
+            initial_state=SlotState(y["state_k"], y["state_v"]),
+            output_final_state=True,
+            backend=engine,
+        )
+        assert state is not None
+        torch.autograd.grad(o.sum(), y[wanted], retain_graph=True)
+        # a loss on the state alone: o has no gradient at all
+        grad = torch.autograd.grad(state.v.sum(), y[wanted])[0]
+        assert grad.isfinite().all()
+    assert full["dg"].isfinite().all()
+
+
+def test_autocast_changes_nothing_inside(engine: str) -> None:
+    x = slot_inputs(CASE, torch.float32)
+    plain = slot_results(CASE, x, engine)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        cast = slot_results(CASE, x, engine)
+    for name in plain:
+        assert torch.equal(plain[name], cast[name]), name
+    with torch.autocast("cpu", dtype=torch.bfloat16):  # a linear layer leaves bf16, a rotation fp32
+        o, _ = gated_slot_attention(x["q"], x["k"].bfloat16(), x["v"].bfloat16(), x["g"], backend=engine)
+        assert o.dtype == torch.float32
+
+
+def test_inference_mode_and_back(engine: str) -> None:
+    x = slot_inputs(CASE, torch.float32)
+    with torch.inference_mode():
+        inside = slot_results(CASE, x, engine, gradients=False)
+    outside = slot_results(CASE, x, engine)
+    assert_close({"o": inside["o"]}, {"o": outside["o"]}, torch.float32)
+    with torch.inference_mode():
+        slot_results(CASE, x, engine, gradients=False)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiles_whole(engine: str, dynamic: bool) -> None:
+    def f(x: dict, cu_seqlens: torch.Tensor | None = None) -> tuple[torch.Tensor, SlotState | None]:
+        y, _ = gated_linear_attention(x["q"], x["k"], x["v"], gk=x["g"][..., :1], cu_seqlens=cu_seqlens, backend=engine)
+        return gated_slot_attention(
+            y, x["k"], x["v"], x["g"], output_final_state=True, cu_seqlens=cu_seqlens, backend=engine
+        )
+
+    torch._dynamo.reset()
+    compiled = torch.compile(f, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    for case in (Case(K=8, V=8, T=70), Case(K=8, V=8, T=90), Case(K=8, V=8, lengths=(30, 0, 50))):
+        inputs = slot_inputs(case)
+        names = [n for n in inputs if not n.startswith("state")]
+        results = []
+        for function in (compiled, f):
+            x = {n: inputs[n].clone().requires_grad_() for n in names}
+            o, state = function(x, case.packed().cu_seqlens)
+            assert state is not None
+            grads = torch.autograd.grad(o.square().sum() + state.k.sum(), list(x.values()))
+            results.append({"o": o.detach(), **{f"d{n}": d for n, d in zip(names, grads, strict=True)}})
+        assert_close(*results, torch.float64)
+    torch._dynamo.reset()
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
+def test_compiles_with_inductor(engine: str) -> None:
+    def f(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+        return gated_slot_attention(q * 2, k, v, torch.nn.functional.logsigmoid(g) / 8, backend=engine)[0].sin()
+
+    torch._dynamo.reset()
+    x = slot_inputs(Case(T=70), torch.float32)
+    args = [x[n].requires_grad_() for n in "qkvg"]
+    compiled = torch.compile(f, fullgraph=True)
+    expected = torch.autograd.grad(f(*args).sum(), args)
+    for a, b in zip(torch.autograd.grad(compiled(*args).sum(), args), expected, strict=True):
+        assert relative_error(a, b) < 1e-4
+    torch._dynamo.reset()
+
+
+def test_operators_pass_the_checks_of_torch(engine: str) -> None:
+    x = slot_inputs(Case(T=70), torch.float32)
+    q, k, v, g = (x[n].requires_grad_() for n in "qkvg")
+    for keep in ("marks", "states"):
+        torch.library.opcheck(
+            getattr(torch.ops.gsa, f"{engine}_gsa").default, (q, k, v, g, None, None, None, None, 1.0, "softmax", keep)
+        )
+        torch.library.opcheck(
+            getattr(torch.ops.gsa, f"{engine}_gla").default, (q, k, v, None, None, None, None, 1.0, keep)
+        )
+
+
+def test_several_python_threads(engine: str) -> None:
+    cases = [Case(T=90 + 20 * i, gate=gate) for i, gate in enumerate(("paper", "strong", "some reset"))]
+    expected = [slot_results(c, slot_inputs(c), engine) for c in cases]
+    failures = []
+
+    def work(case: Case, exact: dict) -> None:
+        try:
+            for _ in range(3):
+                assert_close(slot_results(case, slot_inputs(case), engine), exact, torch.float64)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=pair) for pair in zip(cases, expected, strict=True)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not failures
+
+
+def test_obeys_the_number_of_threads(engine: str) -> None:
+    """The result does not depend on torch's threads, and the number set is still set afterwards."""
+    x = slot_inputs(CASE)
+    one = slot_results(CASE, x, engine)
+    torch.set_num_threads(2)
+    assert_close(slot_results(CASE, x, engine), one, torch.float64)
+    assert torch.get_num_threads() == 2
+
+
+def test_nothing_is_kept_without_a_graph(engine: str) -> None:
+    x = slot_inputs(CASE, torch.float32)
+    args = ([x[n] for n in "qkvgs"], [None, None, None, 1.0, "softmax"])
+    operator = getattr(torch.ops.gsa, f"{engine}_gsa")
+    assert all(t.numel() == 0 for t in operator(*args[0], *args[1], "nothing")[3:])
+    assert all(t.numel() > 0 for t in operator(*args[0], *args[1], "marks")[3:])
+
+
+def test_recomputing_saves_less(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gsa.ops.layout.SEGMENT_ELEMENTS", 1 << 14)
+    x = {n: t.requires_grad_() for n, t in slot_inputs(Case(T=1024), torch.float32).items()}
+
+    def saved(recompute: bool) -> int:
+        sizes = {}
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda t: sizes.__setitem__(t.data_ptr(), t.numel()), lambda t: t
+        ):
+            gated_slot_attention(*(x[n] for n in "qkvg"), backend=engine, recompute=recompute)
+        return sum(sizes.values())
+
+    assert saved(recompute=True) < saved(recompute=False)
+
+
+def test_a_step_keeps_the_state_passed_in(engine: str) -> None:
+    x = slot_inputs(CASE)
+    state = SlotState(x["state_k"], x["state_v"])
+    before = SlotState(*(t.clone() for t in state))
+    args = [x[n][:, 0] for n in "qkvgs"]
+    o, after = gated_slot_attention_step(*args, state=state)
+    assert all(torch.equal(a, b) for a, b in zip(state, before, strict=True))
+    o2, same = gated_slot_attention_step(*args, state=state, inplace=True)
+    assert same.k is state.k
+    assert same.v is state.v
+    torch.testing.assert_close(o, o2)
+    torch.testing.assert_close(after.k, same.k)
+
+
+def test_import_is_light(engine: str) -> None:
+    """Nothing heavy comes along with the package or its operators."""
+    code = (
+        "import sys, gsa, gsa.ops; "
+        "heavy = {'transformers', 'triton', 'datasets', 'matplotlib', 'jsonargparse', 'rich'} & set(sys.modules); "
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -26,7 +26,7 @@ def _fresh_scratch() -> None:
     """Working memory of an earlier test must not hide a read of what was never written."""
     from gsa.ops import layout
 
-    layout._scratches.__dict__.clear()
+    layout._scratches.held.clear()
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """The operators: arguments checked, an engine chosen, one call.
 
-Shape letters: B batch, T time, H key/value heads, HQ query heads (a multiple of H), K key width of a head, V value width,
-M slots, N sequences (B, or the number of packed ones).
+Shape letters: B batch, T time, H key/value heads, HQ query heads (a multiple of H), K key width of a head, V value
+width, M slots, N sequences (B, or the number of packed ones).
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def gated_linear_attention(
 
         S_t = diag(exp gk_t) S_{t-1} diag(exp gv_t) + k_t (x) v_t,      o_t = S_t^T (scale * q_t)
 
-    q [B, T, HQ, K], k [B, T, H, K], v [B, T, H, V]. The log gates are at most 0, and -inf is a full reset: gk [B, T, H, K],
-    or [B, T, H, 1] for one decay per head; gv [B, T, H, V]. `scale` None means K**-0.5. States are fp32 (fp64 for fp64
-    inputs). With `cu_seqlens` [N+1], B is 1 and the sequences lie end to end. `recompute=False` keeps more for the backward
-    pass instead of computing it again.
+    q [B, T, HQ, K], k [B, T, H, K], v [B, T, H, V]. The log gates are at most 0, and -inf is a full reset:
+    gk [B, T, H, K], or [B, T, H, 1] for one decay per head; gv [B, T, H, V]. `scale` None means K**-0.5. States are
+    fp32 (fp64 for fp64 inputs). With `cu_seqlens` [N+1], B is 1 and the sequences lie end to end. `recompute=False`
+    keeps more for the backward pass instead of computing it again.
 
     >>> q, k, v = torch.randn(3, 2, 100, 4, 16)
     >>> o, S = gated_linear_attention(q, k, v, gk=-torch.rand(2, 100, 4, 16), output_final_state=True)
@@ -88,10 +88,10 @@ def gated_slot_attention(
         K~_t = diag(a_t) K~_{t-1} + s_t (x) k_t,    V~_t = diag(a_t) V~_{t-1} + s_t (x) v_t,    a_t = exp(g_t)
         o_t = V~_t^T readout(K~_t (scale * q_t))
 
-    q [B, T, HQ, K], k [B, T, H, K], v [B, T, H, V], log forget gate g [B, T, H, M] (at most 0; -inf is a full reset), write
-    strength s [B, T, H, M], by default 1 - exp(g). `scale` None means K**-0.5; the paper's layer passes 1.0. `readout` is
-    softmax, identity, swish, relu or relu2. With `cu_seqlens` [N+1], B is 1 and the sequences lie end to end.
-    `recompute=False` keeps more for the backward pass instead of computing it again.
+    q [B, T, HQ, K], k [B, T, H, K], v [B, T, H, V], log forget gate g [B, T, H, M] (at most 0; -inf is a full reset),
+    write strength s [B, T, H, M], by default 1 - exp(g). `scale` None means K**-0.5; the paper's layer passes 1.0.
+    `readout` is softmax, identity, swish, relu or relu2. With `cu_seqlens` [N+1], B is 1 and the sequences lie end to
+    end. `recompute=False` keeps more for the backward pass instead of computing it again.
 
     >>> q, k, v = torch.randn(3, 2, 100, 4, 16)
     >>> g = torch.nn.functional.logsigmoid(torch.randn(2, 100, 4, 8)) / 8
@@ -147,7 +147,8 @@ def attention_with_bounded_memory(
 ) -> tuple[Tensor, BoundedMemoryState | None]:
     """Outputs [B, T, HQ, V] of ABC, attention with bounded memory, and the final BoundedMemoryState if asked for.
 
-        phi_t = exp(w_t) / sum_{j<=t} exp(w_j),    K~_t = c_t K~_{t-1} + phi_t (x) k_t,    o_t = V~_t^T softmax(K~_t q_t)
+        phi_t = exp(w_t) / sum_{j<=t} exp(w_j),    o_t = V~_t^T softmax(K~_t (scale * q_t))
+        K~_t = c_t K~_{t-1} + phi_t (x) k_t,       V~_t = c_t V~_{t-1} + phi_t (x) v_t
 
     `normalise=False` is the paper's equation, c_t = 1: memory only grows. `normalise=True` is the running average that
     flash-linear-attention computes, c_t = 1 - phi_t. q [B, T, HQ, K], k [B, T, H, K], v [B, T, H, V], write logits

@@ -1,4 +1,4 @@
-"""Checks of arguments, done once around all engines. Every message names the operation, what came and what is expected."""
+"""Checks of arguments, done once around all engines: messages name the operation, what came and what is expected."""
 
 from __future__ import annotations
 
@@ -105,9 +105,7 @@ class Checker:
         if log_decay and not torch.compiler.is_compiling() and _values_are_checked() and g.numel():
             highest = float(g.detach().amax())  # NaN if any is NaN
             if not highest <= 0:
-                raise self.fail(
-                    f"{name} is a log forget gate and must be at most 0, but its largest value is {highest}"
-                )
+                raise self.fail(f"{name} is a log forget gate, at most 0, but its largest value is {highest}")
 
     def state(self, name: str, x: object, shape: tuple[int, ...], letters: str, like: Tensor) -> None:
         state = self.tensor(name, x, letters, like)

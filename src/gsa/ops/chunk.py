@@ -1,11 +1,11 @@
 """The chunkwise form in torch, on any device: gated linear attention and gated slot attention, forward and backward.
 
 Segments of chunks are worked through in time order (backward: in reverse). Inside a segment everything is a batched
-matmul over all chunks, but for the scan that carries the state from chunk to chunk. The backward pass is written by hand
-and starts from the inputs, the slot scores of the first pass, and the states that the forward kept: those at the
+matmul over all chunks, but for the scan that carries the state from chunk to chunk. The backward pass is written by
+hand and starts from the inputs, the slot scores of the first pass, and the states that the forward kept: those at the
 beginnings of segments (keep="marks", the rest is recomputed) or those before every chunk (keep="states").
 
-Shape letters: n chunks of all lanes and heads, R queries per key/value head, C tokens in a chunk, K, V, M as everywhere.
+Shape letters: n chunks of all lanes and heads, R queries per key/value head, C tokens in a chunk; K, V, M as always.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from gsa.ops.readout import READOUTS
 
 
 class Pass:
-    """Gated linear attention over the chunks of one segment: o_i = sum_{j<=i} (q_i . k_j) v_j, decayed on either side."""
+    """Gated linear attention over the chunks of a segment: o_i = sum_{j<=i} (q_i . k_j) v_j, decayed on either side."""
 
     def __init__(self, name: str, q: Late, k: Early, v: Early, scratch: Scratch):
-        """q [n, R*C, K], k [n, C, K], v [n, C, V]; the key side's gate is that of q and k, the value side's that of v."""
+        """q [n, R*C, K], k [n, C, K], v [n, C, V]; the gate of the key side comes with q and k, the other with v."""
         self.name, self.q, self.k, self.v, self.scratch = name, q, k, v, scratch
 
     def _product(self, name: str, a: Tensor, b: Tensor) -> Tensor:
@@ -106,8 +106,8 @@ class Pass:
             left = (v.end * dv).sum(1, keepdim=True)
             dv, writes = _undecay_early(dv, A, dout, v, value_gate.decay)
             reads = do * o
-            strong = value_gate.decay.strong
-            if strong is not None:
+            if value_gate.decay.strong is not None:
+                strong = value_gate.decay.strong
                 before = over_queries(torch.bmm(q.start[strong], S[strong]), value_gate.decay.halves.prefix)
                 reads[strong] = do[strong] * before
                 value_gate.add_strong(A[strong], do[strong], v.raw[strong])
@@ -116,7 +116,7 @@ class Pass:
 
 
 def _undecay_late(dx: Tensor, dA: Tensor, x: Late, y: Early, decay: Decay) -> tuple[Tensor, Tensor]:
-    """Gradient of x from that of x.start (dx, used up) and of scores(x, y); with x * dx, the sums of pairs by reader."""
+    """Gradient of x from that of x.start (dx, used up) and of scores(x, y); and x * dx, the pairs summed by reader."""
     strong = decay.strong
     if strong is not None:
         across = over_queries(dx[strong], decay.halves.prefix)
@@ -131,7 +131,7 @@ def _undecay_late(dx: Tensor, dA: Tensor, x: Late, y: Early, decay: Decay) -> tu
 
 
 def _undecay_early(dy: Tensor, dA: Tensor, x: Late, y: Early, decay: Decay) -> tuple[Tensor, Tensor]:
-    """Gradient of y from that of y.end (dy, used up) and of scores(x, y); with y * dy, the sums of pairs by writer."""
+    """Gradient of y from that of y.end (dy, used up) and of scores(x, y); and y * dy, the pairs summed by writer."""
     strong = decay.strong
     if strong is not None:
         across = dy[strong] * decay.halves.suffix
@@ -145,7 +145,7 @@ def _undecay_early(dy: Tensor, dA: Tensor, x: Late, y: Early, decay: Decay) -> t
 
 
 class Scan:
-    """A recurrent state (or, in reverse, its gradient) carried from chunk to chunk, entering and leaving with sequences."""
+    """A recurrent state (in reverse: its gradient) carried from chunk to chunk; it enters and leaves with sequences."""
 
     def __init__(self, name: str, layout: Layout, shape: tuple[int, int], entering: Tensor | None):
         self.name, self.shape, self.entering, self.scratch = name, shape, entering, layout.scratch
@@ -168,7 +168,10 @@ class Scan:
         for c in reversed(range(seg.chunks)) if reverse else range(seg.chunks):
             source, target = (between[c + 1], between[c]) if reverse else (between[c], between[c + 1])
             if c in enters:
-                source.copy_(0 if self.entering is None else self.entering[enters[c]].flatten(0, 1))
+                if self.entering is None:
+                    source.zero_()
+                else:
+                    source.copy_(self.entering[enters[c]].flatten(0, 1))
             if decays:
                 target.addcmul_(source, decays[c])
             else:
@@ -180,7 +183,7 @@ class Scan:
 
 
 class Memory:
-    """One pass's state over the whole call: moves forward and keeps what the backward pass will want, then replays it."""
+    """The state of one pass over the whole call: moves forward, keeps what backward will want, then replays it."""
 
     def __init__(self, name: str, layout: Layout, keep: str, kept: Tensor, initial: Tensor | None):
         self.scan = Scan(name, layout, (kept.shape[2], kept.shape[3]), initial)
@@ -318,7 +321,7 @@ def gsa_forward(
     """o [B, T, HQ, V], both final memories, slot scores [B, T, HQ, M] and kept states of both passes."""
     at, M = _layout(q, k, v, cu_seqlens), g.shape[3]
     o = q.new_empty(*q.shape[:3], v.shape[3])
-    slots = q.new_empty(q.shape[:3] + (M,) if keep != "nothing" else (0,), dtype=at.dtype)
+    slots = q.new_empty((*q.shape[:3], M) if keep != "nothing" else (0,), dtype=at.dtype)
     kept_k = q.new_empty(kept_shape(at.plan, keep, at.H, k.shape[3], M), dtype=at.dtype)
     kept_v = q.new_empty(kept_shape(at.plan, keep, at.H, M, v.shape[3]), dtype=at.dtype)
     keys, values = Memory("keys", at, keep, kept_k, initial_k), Memory("values", at, keep, kept_v, initial_v)

@@ -7,14 +7,14 @@ operations use it, and they are each other's derivatives:
     mix(A, y)_i = sum_{j<=i} A_ij w_ij y_j
     mix_back(A, x)_j = sum_{i>=j} A_ij w_ij x_i
 
-Two forms. While the decay of a chunk stays within what the dtype can hold, w_ij splits into up_i * down_j, anchored half
-way, and everything is plain matmuls of x * up and y * down. A chunk with stronger decay takes the halving form: between
-the two halves of a block, w_ij splits at the middle into two factors that are at most one, and the halves are halved in
-turn. Those factors are exponentials of sums of g, never of differences: they hold for g = -inf and lose nothing to
-cancellation.
+Two forms. While the decay of a chunk stays within what the dtype can hold, w_ij splits into up_i * down_j, anchored
+half way, and everything is plain matmuls of x * up and y * down. A chunk with stronger decay takes the halving form:
+between the two halves of a block, w_ij splits at the middle into two factors that are at most one, and the halves are
+halved in turn. Those factors are exponentials of sums of g, never of differences: they hold for g = -inf and lose
+nothing to cancellation.
 
-Shape letters: n chunks (of all lanes and heads), R queries per key/value head, C tokens in a chunk, F features; b is the
-size of a half block, m the number of chunks in the halving form.
+Shape letters: n chunks (of all lanes and heads), R queries per key/value head, C tokens in a chunk, F features; b is
+the size of a half block, m the number of chunks in the halving form.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Halves:
     def __init__(self, g: Tensor):
         self.C = g.shape[1]
         self.levels: list[Tensor] = []
-        """Per half size b = 1, 2, 4, ...: [m, C/2b, 2, b, F]; [:, :, 0] from j to the middle, [:, :, 1] from it to i."""
+        """Per half size b = 1, 2, 4...: [m, C/2b, 2, b, F]; [:, :, 0] from j to the middle, [:, :, 1] from it to i."""
         prefix, suffix = g, torch.zeros_like(g)  # log decay inside blocks of one token: up to i, and after j
         b = 1
         while b < self.C:
@@ -201,10 +201,10 @@ def _add_early(out: Tensor, part: Tensor, w: Tensor) -> None:
 class GateGradient:
     """The gradient of one gate, gathered from the passes that used it.
 
-    A gate g_t touches what was written at j < t, or before the chunk, and is read at i >= t, or after it. With the pairs
-    summed over j as reads_i and over i as writes_j, its gradient is the sum of reads - writes from t on, plus what the
-    chunk leaves behind for later reads. Strong gates cut off most pairs, and the rest would drown in the rounding of
-    such a difference; there, the pairs that g_t touches are summed by themselves.
+    A gate g_t touches what was written at j < t, or before the chunk, and is read at i >= t, or after it. With the
+    pairs summed over j as reads_i and over i as writes_j, its gradient is the sum of reads - writes from t on, plus
+    what the chunk leaves behind for later reads. Strong gates cut off most pairs, and the rest would drown in the
+    rounding of such a difference; there, the pairs that g_t touches are summed by themselves.
     """
 
     def __init__(self, decay: Decay):

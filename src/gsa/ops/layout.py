@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import threading
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -33,10 +34,10 @@ def sequence_bounds(B: int, T: int, cu_seqlens: Tensor | None) -> list[tuple[int
     bounds = cu_seqlens.tolist()
     if bounds[0] != 0 or bounds[-1] != T:
         raise GSAError(f"cu_seqlens must run from 0 to T = {T}, but runs from {bounds[0]} to {bounds[-1]}")
-    for n, (start, stop) in enumerate(zip(bounds, bounds[1:], strict=False)):
+    for n, (start, stop) in enumerate(pairwise(bounds)):
         if stop < start:
             raise GSAError(f"cu_seqlens must not decrease, but entry {n + 1} is {stop} after {start}")
-    return [(0, start, stop) for start, stop in zip(bounds, bounds[1:], strict=False)]
+    return [(0, start, stop) for start, stop in pairwise(bounds)]
 
 
 @dataclass
@@ -116,12 +117,17 @@ class Scratch:
             self.buffers.clear()
 
 
-_scratches = threading.local()
+class _Scratches(threading.local):
+    def __init__(self) -> None:
+        self.held: dict[tuple[torch.dtype, torch.device], Scratch] = {}
+
+
+_scratches = _Scratches()
 
 
 def scratch_for(dtype: torch.dtype, device: torch.device) -> Scratch:
     """This thread's working memory."""
-    held: dict[tuple[torch.dtype, torch.device], Scratch] = _scratches.__dict__
+    held = _scratches.held
     if (dtype, device) not in held:
         held[dtype, device] = Scratch(dtype, device)
     return held[dtype, device]
@@ -129,7 +135,7 @@ def scratch_for(dtype: torch.dtype, device: torch.device) -> Scratch:
 
 def trim_scratch() -> None:
     """To be called when a call is done: see Scratch.trim."""
-    for scratch in _scratches.__dict__.values():
+    for scratch in _scratches.held.values():
         scratch.trim()
 
 
@@ -152,7 +158,10 @@ class Layout:
     def _cut(self, runs: list[tuple[slice, int, int]], device: torch.device) -> list[Segment]:
         """Segments of the chunks of all runs (sequences, start, stop), where a run is one after another in time."""
         C = self.C
-        starts, ends, first, length = {}, {}, [], []  # first token and length of each chunk
+        starts: dict[int, slice] = {}
+        ends: dict[int, slice] = {}
+        first: list[int] = []  # token of each chunk
+        length: list[int] = []
         for who, start, stop in runs:
             if start == stop:
                 continue
@@ -181,7 +190,7 @@ class Layout:
         return segments
 
     def load(self, name: str, x: Tensor, seg: Segment, scale: float = 1.0) -> Tensor:
-        """The segment's part of x [B, T, H * R, X] as [n, R * C, X] in the dtype of sums, times `scale`; padding is zero."""
+        """The segment's part of x [B, T, H * R, X] as [n, R * C, X], times `scale`, with padding zero."""
         C, X = self.C, x.shape[3]
         part = x[:, seg.tokens]
         if seg.places is not None:
@@ -197,7 +206,7 @@ class Layout:
         return out.view(-1, grid.shape[3] * C, X)
 
     def store(self, out: Tensor, y: Tensor, seg: Segment, scale: float = 1.0) -> None:
-        """The reverse of `load`, which uses y up: writes y [n, R * C, X] into the segment's part of out [B, T, H * R, X]."""
+        """The reverse: writes y [n, R * C, X], which it uses up, to the segment's part of out [B, T, H * R, X]."""
         C = self.C
         grid = y.view(seg.chunks, self.lanes, self.H, -1, C, y.shape[2]).permute(1, 0, 4, 2, 3, 5)
         if scale != 1.0:

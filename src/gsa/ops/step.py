@@ -39,7 +39,7 @@ def gated_slot_attention_step(
     """
     check = Checker("gated_slot_attention_step")
     check.qkv(q, k, v, steps=True)
-    B, HQ, K = q.shape
+    B, K = q.shape[0], q.shape[2]
     H, V = v.shape[1:]
     check.gate("g", g, q, H, None)
     M = g.shape[2]

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from gsa.ops.decay import Decay, Early, GateGradient, Late, causal_, over_queries
 from gsa.ops.layout import Layout, Plan, Scratch, Segment, plan
+from gsa.ops.pages import on_huge_pages
 from gsa.ops.readout import READOUTS
 
 
@@ -79,7 +80,7 @@ class Pass:
         q, k, v = self.q, self.k, self.v
         dout = Late(f"{self.name} do", do, v.decay, self.scratch)
         state_decay = self.state_decay()
-        dS = scan.through(seg, q.start, dout.start, state_decay, reverse=True)[1:].view_as(S)
+        dS = scan.through(seg, q.start, dout.start, state_decay, reverse=True)[1:].flatten(0, 1)
         A, dA = self.scores(), self._scores("dscores", dout, v)
 
         dq = self._product("dq", dout.start, S.mT)
@@ -158,9 +159,12 @@ class Scan:
 
     def through(self, seg: Segment, a: Tensor, b: Tensor, decay: Tensor | None, reverse: bool = False) -> Tensor:
         """States between chunks [chunks + 1, lanes * H, ...], where each chunk decays the state and adds a^T b."""
-        states = self.scratch(self.name, seg.chunks + 1, *self.running.shape)
+        n, (K, V) = self.running.shape[0], self.shape
+        # Stored with the longer side last, which matmul fills faster.
+        stored = self.scratch(self.name, seg.chunks + 1, n, min(K, V), max(K, V))
+        states = stored.mT if K > V else stored
         states[-1 if reverse else 0] = self.running
-        torch.bmm(a.mT, b, out=(states[:-1] if reverse else states[1:]).view(-1, *self.shape))
+        torch.bmm(*((b.mT, a) if K > V else (a.mT, b)), out=(stored[:-1] if reverse else stored[1:]).flatten(0, 1))
         if decay is not None:
             decay = decay.unflatten(0, (seg.chunks, -1))
         enters, leaves = (seg.ends, seg.starts) if reverse else (seg.starts, seg.ends)
@@ -177,7 +181,7 @@ class Scan:
             else:
                 target.add_(source)
             if c in leaves:
-                self.leaving[leaves[c]] = target.view(-1, *self.leaving.shape[1:])
+                self.leaving[leaves[c]] = target.unflatten(0, (-1, self.leaving.shape[1]))
         self.running = states[0 if reverse else -1]  # the next segment copies it before it fills this memory again
         return states
 
@@ -238,7 +242,7 @@ def gla_forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """o [B, T, HQ, V], final states [N, H, K, V], kept states."""
     at = _layout(q, k, v, cu_seqlens)
-    o = q.new_empty(*q.shape[:3], v.shape[3])
+    o = on_huge_pages(q.new_empty(*q.shape[:3], v.shape[3]))
     kept = q.new_empty(kept_shape(at.plan, keep, at.H, k.shape[3], v.shape[3]), dtype=at.dtype)
     memory = Memory("states", at, keep, kept, initial)
     for seg in at.segments:
@@ -284,7 +288,7 @@ def gla_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor]:
     """Gradients of q, k, v, gk, gv and the initial states."""
     at = _layout(q, k, v, cu_seqlens)
-    dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    dq, dk, dv = (on_huge_pages(torch.empty_like(x)) for x in (q, k, v))
     dgk = None if gk is None else torch.empty_like(gk)
     dgv = None if gv is None else torch.empty_like(gv)
     memory = Memory("states", at, keep, kept, initial)
@@ -320,8 +324,8 @@ def gsa_forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """o [B, T, HQ, V], both final memories, slot scores [B, T, HQ, M] and kept states of both passes."""
     at, M = _layout(q, k, v, cu_seqlens), g.shape[3]
-    o = q.new_empty(*q.shape[:3], v.shape[3])
-    slots = q.new_empty((*q.shape[:3], M) if keep != "nothing" else (0,), dtype=at.dtype)
+    o = on_huge_pages(q.new_empty(*q.shape[:3], v.shape[3]))
+    slots = on_huge_pages(q.new_empty((*q.shape[:3], M) if keep != "nothing" else (0,), dtype=at.dtype))
     kept_k = q.new_empty(kept_shape(at.plan, keep, at.H, k.shape[3], M), dtype=at.dtype)
     kept_v = q.new_empty(kept_shape(at.plan, keep, at.H, M, v.shape[3]), dtype=at.dtype)
     keys, values = Memory("keys", at, keep, kept_k, initial_k), Memory("values", at, keep, kept_v, initial_v)
@@ -379,7 +383,7 @@ def gsa_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor, Tensor]:
     """Gradients of q, k, v, g, s and both initial memories."""
     at = _layout(q, k, v, cu_seqlens)
-    dq, dk, dv, dg = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), torch.empty_like(g)
+    dq, dk, dv, dg = (on_huge_pages(torch.empty_like(x)) for x in (q, k, v, g))
     ds = None if s is None else torch.empty_like(s)
     keys, values = Memory("keys", at, keep, kept_k, initial_k), Memory("values", at, keep, kept_v, initial_v)
     dkeys, dvalues = Scan("dkeys", at, keys.scan.shape, dfinal_k), Scan("dvalues", at, values.scan.shape, dfinal_v)

@@ -16,7 +16,15 @@ from gsa.errors import GSAError
 
 def peak_memory(backward: bool, T: int, heads: int, width: int, slots: int, backend: str, threads: int) -> float:
     """Peak bytes of a call, as a multiple of what cannot be avoided: inputs and output, and their gradients."""
-    setting = dict(backward=backward, T=T, heads=heads, width=width, slots=slots, backend=backend, threads=threads)
+    setting = {
+        "backward": backward,
+        "T": T,
+        "heads": heads,
+        "width": width,
+        "slots": slots,
+        "backend": backend,
+        "threads": threads,
+    }
     run = subprocess.run(
         [sys.executable, "-m", "gsa.bench.memory", json.dumps(setting)], capture_output=True, text=True, check=False
     )

@@ -77,7 +77,9 @@ def measure(quick: bool, backend: str, progress: bool) -> dict[str, Any]:
 
     status = Console(stderr=True).status("measuring") if progress else None
     lengths = (2048,) if quick else (2048, 8192)
-    plans = [(heads, width, T, back, 8.0, True) for heads, width in ((4, 512), (4, 128)) for T in lengths for back in (0, 1)]
+    plans = [
+        (heads, width, T, back, 8.0, True) for heads, width in ((4, 512), (4, 128)) for T in lengths for back in (0, 1)
+    ]
     plans += [(4, 512, 2048, back, 0.1, False) for back in (0, 1)]
     if not quick:
         plans += [(4, 512, 32768, back, 8.0, False) for back in (0, 1)]
@@ -88,7 +90,7 @@ def measure(quick: bool, backend: str, progress: bool) -> dict[str, Any]:
         for heads, width, T, back, tau, against in plans:
             if status:
                 status.update(f"{heads} heads of {width}, T = {T}, {'forward+backward' if back else 'forward'}")
-            row, rate = _compare(heads, width, T, bool(back), tau, against, backend)
+            row, rate = compare(heads, width, T, bool(back), tau, against, backend)
             rows.append(row)
             rates.append(rate)
         memory = None if quick else _memory(backend, torch.get_num_threads(), status)
@@ -107,10 +109,10 @@ def measure(quick: bool, backend: str, progress: bool) -> dict[str, Any]:
     }
 
 
-def _compare(
-    heads: int, width: int, T: int, backward: bool, tau: float, against: bool, backend: str
+def compare(
+    heads: int, width: int, T: int, backward: bool, tau: float, against: bool, backend: str, seconds: float = 4.0
 ) -> tuple[Row, float]:
-    """One row, and the matmul rate (GFLOP/s) measured along with it."""
+    """One row (with softmax attention if `against`), and the matmul rate in GFLOP/s measured along with it."""
     import torch
 
     from gsa.bench.timing import race
@@ -118,7 +120,7 @@ def _compare(
 
     tensors = slot_tensors(T, heads, width, SLOTS, tau)
     total = heads * width
-    softmax = [x.view(1, T, total // 64, 64).transpose(1, 2).contiguous() for x in tensors[:3]]
+    sq, sk, sv = softmax = [x.view(1, T, total // 64, 64).transpose(1, 2).contiguous() for x in tensors[:3]]
     a, b = torch.randn(2, SGEMM, SGEMM)
 
     def multiply() -> None:
@@ -126,10 +128,11 @@ def _compare(
             torch.mm(a, b)
 
     def attend() -> Tensor:
-        return torch.nn.functional.scaled_dot_product_attention(*softmax, is_causal=True)
+        return torch.nn.functional.scaled_dot_product_attention(sq, sk, sv, is_causal=True)
 
     def slots() -> Tensor:
-        return gated_slot_attention(*tensors, scale=1.0, backend=backend)[0]
+        q, k, v, g = tensors
+        return gated_slot_attention(q, k, v, g, scale=1.0, backend=backend)[0]
 
     contenders = {
         "sgemm": multiply,
@@ -138,7 +141,7 @@ def _compare(
     }
     if not against:
         del contenders["softmax"]
-    best = race(contenders)
+    best = race(contenders, seconds)
     rate = 20 * SGEMM_FLOPS / best["sgemm"]
     row = Row(
         heads,

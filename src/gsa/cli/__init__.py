@@ -11,8 +11,8 @@ def main(args: list[str] | None = None) -> None:
     from jsonargparse import ActionYesNo, ArgumentParser, auto_cli
 
     from gsa import __version__
+    from gsa.bench.demo import demo
     from gsa.bench.ops import ops
-    from gsa.cli.demo import demo
     from gsa.errors import GSAError
 
     class Parser(ArgumentParser):
@@ -24,7 +24,7 @@ def main(args: list[str] | None = None) -> None:
                 options["action"] = ActionYesNo(yes_prefix="", no_prefix="no-")
             return super().add_argument(*names, **options)
 
-    verbs = {
+    verbs: dict[str, Any] = {
         "demo": demo,
         "bench": {"_help": "Speed and memory, as ratios measured in one run.", "ops": ops},
     }

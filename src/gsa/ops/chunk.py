@@ -22,12 +22,16 @@ from gsa.ops.readout import READOUTS
 class Pass:
     """Gated linear attention over the chunks of a segment: o_i = sum_{j<=i} (q_i . k_j) v_j, decayed on either side."""
 
-    def __init__(self, name: str, q: Late, k: Early, v: Early, scratch: Scratch):
-        """q [n, R*C, K], k [n, C, K], v [n, C, V]; the gate of the key side comes with q and k, the other with v."""
-        self.name, self.q, self.k, self.v, self.scratch = name, q, k, v, scratch
+    def __init__(self, name: str, q: Late, k: Early, v: Early, scratch: Scratch, places: dict[str, str] | None = None):
+        """q [n, R*C, K], k [n, C, K], v [n, C, V]; the gate of the key side comes with q and k, the other with v.
+
+        `places` says where in scratch memory a result goes, for those that share their place with others.
+        """
+        self.name, self.q, self.k, self.v, self.scratch, self.places = name, q, k, v, scratch, places or {}
 
     def _product(self, name: str, a: Tensor, b: Tensor) -> Tensor:
-        return torch.bmm(a, b, out=self.scratch(f"{self.name} {name}", a.shape[0], a.shape[1], b.shape[2]))
+        place = self.places.get(name, f"{self.name} {name}")
+        return torch.bmm(a, b, out=self.scratch(place, a.shape[0], a.shape[1], b.shape[2]))
 
     def state_decay(self) -> Tensor | None:
         """What a chunk leaves of the state it found; broadcasts against [n, K, V]."""
@@ -146,7 +150,10 @@ def _undecay_early(dy: Tensor, dA: Tensor, x: Late, y: Early, decay: Decay) -> t
 
 
 class Scan:
-    """A recurrent state (in reverse: its gradient) carried from chunk to chunk; it enters and leaves with sequences."""
+    """A recurrent state (in reverse: its gradient) carried from chunk to chunk; it enters and leaves with sequences.
+
+    The states between chunks are scratch: they last until the next scan in the same direction.
+    """
 
     def __init__(self, name: str, layout: Layout, shape: tuple[int, int], entering: Tensor | None):
         self.name, self.shape, self.entering, self.scratch = name, shape, entering, layout.scratch
@@ -161,7 +168,7 @@ class Scan:
         """States between chunks [chunks + 1, lanes * H, ...], where each chunk decays the state and adds a^T b."""
         n, (K, V) = self.running.shape[0], self.shape
         # Stored with the longer side last, which matmul fills faster.
-        stored = self.scratch(self.name, seg.chunks + 1, n, min(K, V), max(K, V))
+        stored = self.scratch("dstates" if reverse else "states", seg.chunks + 1, n, min(K, V), max(K, V))
         states = stored.mT if K > V else stored
         states[-1 if reverse else 0] = self.running
         torch.bmm(*((b.mT, a) if K > V else (a.mT, b)), out=(stored[:-1] if reverse else stored[1:]).flatten(0, 1))
@@ -182,7 +189,7 @@ class Scan:
                 target.add_(source)
             if c in leaves:
                 self.leaving[leaves[c]] = target.unflatten(0, (-1, self.leaving.shape[1]))
-        self.running = states[0 if reverse else -1]  # the next segment copies it before it fills this memory again
+        self.running = self.scratch(f"running {self.name}", n, K, V).copy_(states[0 if reverse else -1])
         return states
 
 
@@ -350,16 +357,24 @@ def _write(at: Layout, seg: Segment, g: Tensor, s: Tensor | None) -> Early:
     return Early("s", strength, decay, at.scratch)
 
 
+# The wide tensors of the two passes take turns in four places, which stay in cache.
+#              place 1   place 2   place 3   place 4
+# first pass   q         k         dq        dk
+# second pass  v         o, do     dv
+
+
 def _key_pass(at: Layout, seg: Segment, q: Tensor, k: Tensor, write: Early, scale: float) -> Pass:
     """The first pass: queries find their slots. The gate is on the value side."""
-    queries = Late("q", at.load("q", q, seg, scale), None, at.scratch)
-    return Pass("keys", queries, Early("k", at.load("k", k, seg), None, at.scratch), write, at.scratch)
+    queries = Late("q", at.load("place 1", q, seg, scale), None, at.scratch)
+    keys = Early("k", at.load("place 2", k, seg), None, at.scratch)
+    return Pass("keys", queries, keys, write, at.scratch, {"dq": "place 3", "dk": "place 4"})
 
 
 def _value_pass(at: Layout, seg: Segment, weights: Tensor, write: Early, v: Tensor) -> Pass:
     """The second pass: slot weights read the values. The gate is on the key side."""
     queries = Late("weights", weights, write.decay, at.scratch)
-    return Pass("values", queries, write, Early("v", at.load("v", v, seg), None, at.scratch), at.scratch)
+    values = Early("v", at.load("place 1", v, seg), None, at.scratch)
+    return Pass("values", queries, write, values, at.scratch, {"o": "place 2", "dv": "place 3"})
 
 
 def gsa_backward(
@@ -396,7 +411,7 @@ def gsa_backward(
 
         x = _value_pass(at, seg, weights, write, v)
         dweights, dwrite, dv_seg = x.backward(
-            None, at.load("do", do, seg), values.replay(seg, x), seg, dvalues, key_gate=gate
+            None, at.load("place 2", do, seg), values.replay(seg, x), seg, dvalues, key_gate=gate
         )
         at.store(dv, dv_seg, seg)
         dscores = READOUTS[readout].backward(scores, weights, dweights)

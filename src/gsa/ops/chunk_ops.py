@@ -64,7 +64,7 @@ _GSA = "Tensor q, Tensor k, Tensor v, Tensor g, Tensor? s, Tensor? initial_k, Te
 
 
 def _operator(name: str, inputs: str, outputs: int, compute: Callable[..., Any]) -> Any:
-    """Registers `compute` as an operator; it runs at full precision whatever autocast says, and returns only tensors."""
+    """Registers `compute` as an operator; it runs at full precision whatever autocast says, and returns tensors."""
 
     def run(*args: Any) -> tuple[Tensor, ...]:
         first = args[0]

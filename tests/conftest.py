@@ -24,9 +24,9 @@ def _same_start() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _fresh_scratch() -> None:
     """Working memory of an earlier test must not hide a read of what was never written."""
-    from gsa.ops import layout
+    from gsa.ops import scratch
 
-    layout._scratches.held.clear()
+    scratch._scratches.held.clear()
 
 
 @pytest.fixture

@@ -57,7 +57,17 @@ def test_slot_attention(engine: str, name: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("name", ["gate: paper", "gate: some reset", "packed", "grouped queries", "nothing recomputed"])
 @pytest.mark.usefixtures("small_segments")
 def test_slot_attention_in_many_segments(engine: str, name: str) -> None:
-    case = replace(CASES[name], T=330)
+    case = replace(CASES[name], B=3, T=330)
+    inputs = slot_inputs(case)
+    assert_close(slot_results(case, inputs, engine), slot_results(case, inputs, "reference"), torch.float64)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("recompute", [True, False])
+@pytest.mark.usefixtures("small_segments")
+def test_a_batch_in_groups_of_rows(engine: str, recompute: bool) -> None:
+    """Five short rows, of which some are worked on together."""
+    case = Case(B=5, T=40, H=1, K=16, V=16, recompute=recompute)
     inputs = slot_inputs(case)
     assert_close(slot_results(case, inputs, engine), slot_results(case, inputs, "reference"), torch.float64)
 

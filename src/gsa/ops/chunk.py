@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from gsa.ops.decay import Decay, Early, GateGradient, Late, causal_, over_queries
-from gsa.ops.layout import Layout, Plan, Scratch, Segment, plan
+from gsa.ops.layout import Layout, Plan, Segment, plan
 from gsa.ops.pages import on_huge_pages
 from gsa.ops.readout import READOUTS
+from gsa.ops.scratch import Scratch
 
 
 class Pass:
@@ -157,26 +158,29 @@ class Scan:
 
     def __init__(self, name: str, layout: Layout, shape: tuple[int, int], entering: Tensor | None):
         self.name, self.shape, self.entering, self.scratch = name, shape, entering, layout.scratch
-        like = layout.scratch.empty
-        self.running = like.new_zeros(layout.lanes * layout.H, *shape)
-        self.leaving = like.new_zeros(layout.N, layout.H, *shape)
+        self.running: Tensor | None = None
+        """The state between two segments [lanes * H, K, V]; the first segment of a sequence needs none."""
+        self.leaving = layout.scratch.empty.new_zeros(layout.N, layout.H, *shape)
         """The state each sequence ends with; an empty one ends as it began."""
         if entering is not None:
             self.leaving.copy_(entering)
 
     def through(self, seg: Segment, a: Tensor, b: Tensor, decay: Tensor | None, reverse: bool = False) -> Tensor:
-        """States between chunks [chunks + 1, lanes * H, ...], where each chunk decays the state and adds a^T b."""
-        n, (K, V) = self.running.shape[0], self.shape
+        """States between chunks [chunks + 1, lanes * H, K, V], where each chunk decays the state and adds a^T b."""
+        n, (K, V) = a.shape[0] // seg.chunks, self.shape
         # Stored with the longer side last, which matmul fills faster.
         stored = self.scratch("dstates" if reverse else "states", seg.chunks + 1, n, min(K, V), max(K, V))
         states = stored.mT if K > V else stored
-        states[-1 if reverse else 0] = self.running
         torch.bmm(*((b.mT, a) if K > V else (a.mT, b)), out=(stored[:-1] if reverse else stored[1:]).flatten(0, 1))
+        enters, leaves = (seg.ends, seg.starts) if reverse else (seg.starts, seg.ends)
+        order = range(seg.chunks)[::-1] if reverse else range(seg.chunks)
+        if order[0] not in enters:
+            assert self.running is not None
+            states[-1 if reverse else 0] = self.running
         if decay is not None:
             decay = decay.unflatten(0, (seg.chunks, -1))
-        enters, leaves = (seg.ends, seg.starts) if reverse else (seg.starts, seg.ends)
         between, decays = states.unbind(), () if decay is None else decay.unbind()
-        for c in reversed(range(seg.chunks)) if reverse else range(seg.chunks):
+        for c in order:
             source, target = (between[c + 1], between[c]) if reverse else (between[c], between[c + 1])
             if c in enters:
                 if self.entering is None:
@@ -208,16 +212,17 @@ class Memory:
         """States before the chunks of the segment [n, K, V]."""
         states = self.scan.through(seg, x.k.end, x.v.end, x.state_decay())[:-1]
         if self.keep == "marks":
-            self.kept[seg.index] = states[0]
+            self.kept[seg.index, : states.shape[1]] = states[0]
         elif self.keep == "states":
-            self.kept[seg.first_chunk : seg.first_chunk + seg.chunks] = states
+            self.kept[seg.first_chunk : seg.first_chunk + seg.chunks, : states.shape[1]] = states
         return states.flatten(0, 1)
 
     def replay(self, seg: Segment, x: Pass) -> Tensor:
         """The same again, from what was kept; segments in any order."""
+        n = x.k.raw.shape[0] // seg.chunks  # lanes * H
         if self.keep == "states":
-            return self.kept[seg.first_chunk : seg.first_chunk + seg.chunks].flatten(0, 1)
-        self.scan.running = self.kept[seg.index]
+            return self.kept[seg.first_chunk : seg.first_chunk + seg.chunks, :n].flatten(0, 1)
+        self.scan.running = self.kept[seg.index, :n]
         return self.scan.through(seg, x.k.end, x.v.end, x.state_decay())[:-1].flatten(0, 1)
 
 

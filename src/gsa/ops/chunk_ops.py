@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gsa.ops import chunk
-from gsa.ops.layout import trim_scratch
+from gsa.ops.scratch import trim_scratch
 from gsa.ops.state import SlotState, compute_dtype
 
 

@@ -24,7 +24,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from gsa.ops.layout import Scratch
+from gsa.ops.scratch import Scratch
 
 # Nats of decay in a chunk that the split may span. Each factor takes half of it: e^40 leaves room for scores of 1e20.
 SPLIT_LIMIT = {torch.float32: 80.0, torch.float64: 500.0}

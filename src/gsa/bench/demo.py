@@ -69,7 +69,7 @@ def _speed(console: Console, out: Path) -> None:
     from rich.table import Table
 
     from gsa.bench.chart import bars, save_lines
-    from gsa.bench.ops import compare
+    from gsa.bench.ops import Entry, contest
 
     table = Table(
         title=f"2. Fast: against softmax attention of the same width, {torch.get_num_threads()} threads",
@@ -83,7 +83,7 @@ def _speed(console: Console, out: Path) -> None:
             cells = [str(T)]
             for backward in (False, True):
                 status.update(f"T = {T}, {'forward+backward' if backward else 'forward'}")
-                row, _ = compare(HEADS, WIDTH, T, backward, 8.0, True, "auto", seconds=1.0)
+                (row,), _ = contest([Entry(HEADS, WIDTH, T, backward)], against=True, backend="auto", seconds=1.5)
                 assert row.softmax_ms is not None
                 cells += [f"{row.ms:.1f} ms", f"{row.softmax_ms:.1f} ms", f"{row.speedup:.1f}x"]
                 if backward:

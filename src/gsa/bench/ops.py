@@ -6,7 +6,7 @@ import json as json_module
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from gsa.errors import GSAError
@@ -20,24 +20,35 @@ SGEMM = 512  # size of the matrices whose product is the machine's rate
 SGEMM_FLOPS = 2 * SGEMM**3
 
 
-@dataclass
-class Row:
-    """One comparison."""
+@dataclass(frozen=True)
+class Entry:
+    """One thing to time."""
 
     heads: int
     width: int
-    """Of a head; softmax attention gets heads of 64 with the same width in all."""
+    """Of a head."""
     T: int
     backward: bool
-    tau: float
+    tau: float = 8.0
     """Gates are logsigmoid(N(0, 1)) / tau."""
-    ms: float
-    us_per_token: float
-    softmax_ms: float | None
-    speedup: float | None
+
+
+@dataclass(frozen=True)
+class Row(Entry):
+    """What was measured of it."""
+
+    ms: float = 0.0
+    us_per_token: float = 0.0
+    softmax_ms: float | None = None
+    """Of causal softmax attention with heads of 64 and the same width in all."""
+    speedup: float | None = None
     """Softmax attention's time over ours."""
-    sgemm_share: float | None
+    relative: float | None = None
+    """Time per token over that of the first of the entries it was measured with."""
+    sgemm_share: float | None = None
     """Of the rate of a 512 x 512 matmul in the same run, counting 768 * heads * width flops a token; forward only."""
+    peak_memory: float | None = None
+    """Of a process that does this alone, over the bytes of inputs and output (and their gradients)."""
 
 
 def slot_tensors(T: int, heads: int, width: int, slots: int, tau: float) -> tuple[Tensor, ...]:
@@ -75,28 +86,30 @@ def measure(quick: bool, backend: str, progress: bool) -> dict[str, Any]:
     import torch
     from rich.console import Console
 
-    status = Console(stderr=True).status("measuring") if progress else None
-    lengths = (2048,) if quick else (2048, 8192)
-    plans = [
-        (heads, width, T, back, 8.0, True) for heads, width in ((4, 512), (4, 128)) for T in lengths for back in (0, 1)
-    ]
-    plans += [(4, 512, 2048, back, 0.1, False) for back in (0, 1)]
+    from gsa.bench.memory import measurable, peak_memory
+
+    sizes = [(heads, width, T) for heads, width in ((4, 512), (4, 128)) for T in ((2048,) if quick else (2048, 8192))]
+    contests = [([Entry(*size, back)], True) for size in sizes for back in (False, True)]
+    contests += [([Entry(4, 512, 2048, back), Entry(4, 512, 2048, back, 0.1)], False) for back in (False, True)]
     if not quick:
-        plans += [(4, 512, 32768, back, 8.0, False) for back in (0, 1)]
+        lengths = (2048, 16384, 32768)
+        contests += [([Entry(4, 512, T, back) for T in lengths], False) for back in (False, True)]
     rows, rates = [], []
-    try:
-        if status:
-            status.start()
-        for heads, width, T, back, tau, against in plans:
-            if status:
-                status.update(f"{heads} heads of {width}, T = {T}, {'forward+backward' if back else 'forward'}")
-            row, rate = compare(heads, width, T, bool(back), tau, against, backend)
-            rows.append(row)
+    with Console(stderr=True, quiet=not progress).status("measuring") as status:
+        for entries, against in contests:
+            first, last = entries[0], entries[-1]
+            status.update(
+                f"{first.heads} heads of {first.width}, T = {last.T}, tau = {last.tau:g}, "
+                + ("forward+backward" if first.backward else "forward")
+            )
+            found, rate = contest(entries, against, backend)
+            rows += found if against else found[1:]
             rates.append(rate)
-        memory = None if quick else _memory(backend, torch.get_num_threads(), status)
-    finally:
-        if status:
-            status.stop()
+        for i, row in enumerate(rows):
+            if row.T == 16384 and measurable():
+                status.update("peak memory")
+                peak = peak_memory(row.backward, row.T, row.heads, row.width, SLOTS, backend, torch.get_num_threads())
+                rows[i] = replace(row, peak_memory=peak)
     return {
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
@@ -104,58 +117,59 @@ def measure(quick: bool, backend: str, progress: bool) -> dict[str, Any]:
         "backend": backend,
         "sgemm_gflops": max(rates),
         "rows": [asdict(row) for row in rows],
-        "memory": memory,
         "import_seconds": import_seconds(),
     }
 
 
-def compare(
-    heads: int, width: int, T: int, backward: bool, tau: float, against: bool, backend: str, seconds: float = 4.0
-) -> tuple[Row, float]:
-    """One row (with softmax attention if `against`), and the matmul rate in GFLOP/s measured along with it."""
+def contest(entries: list[Entry], against: bool, backend: str, seconds: float = 4.0) -> tuple[list[Row], float]:
+    """Times entries in turns, each with softmax attention if `against`; and the matmul rate (GFLOP/s) on the way."""
     import torch
 
     from gsa.bench.timing import race
-    from gsa.ops import gated_slot_attention
 
-    tensors = slot_tensors(T, heads, width, SLOTS, tau)
-    total = heads * width
-    sq, sk, sv = softmax = [x.view(1, T, total // 64, 64).transpose(1, 2).contiguous() for x in tensors[:3]]
     a, b = torch.randn(2, SGEMM, SGEMM)
 
     def multiply() -> None:
         for _ in range(20):
             torch.mm(a, b)
 
-    def attend() -> Tensor:
-        return torch.nn.functional.scaled_dot_product_attention(sq, sk, sv, is_causal=True)
-
-    def slots() -> Tensor:
-        q, k, v, g = tensors
-        return gated_slot_attention(q, k, v, g, scale=1.0, backend=backend)[0]
-
-    contenders = {
-        "sgemm": multiply,
-        "slots": _pass(slots, tensors, backward),
-        "softmax": _pass(attend, softmax, backward),
-    }
-    if not against:
-        del contenders["softmax"]
+    contenders: dict[str, Callable[[], object]] = {"sgemm": multiply}
+    for i, entry in enumerate(entries):
+        contenders[f"slots {i}"], softmax = _contenders(entry, backend)
+        if against:
+            contenders[f"softmax {i}"] = softmax
     best = race(contenders, seconds)
     rate = 20 * SGEMM_FLOPS / best["sgemm"]
-    row = Row(
-        heads,
-        width,
-        T,
-        backward,
-        tau,
-        ms=1e3 * best["slots"],
-        us_per_token=1e6 * best["slots"] / T,
-        softmax_ms=1e3 * best["softmax"] if against else None,
-        speedup=best["softmax"] / best["slots"] if against else None,
-        sgemm_share=None if backward else 768 * total * T / best["slots"] / rate,
-    )
-    return row, rate / 1e9
+    rows = []
+    for i, entry in enumerate(entries):
+        time, softmax_time = best[f"slots {i}"], best.get(f"softmax {i}")
+        share = 768 * entry.heads * entry.width * entry.T / time / rate
+        rows.append(
+            Row(
+                **asdict(entry),
+                ms=1e3 * time,
+                us_per_token=1e6 * time / entry.T,
+                softmax_ms=None if softmax_time is None else 1e3 * softmax_time,
+                speedup=None if softmax_time is None else softmax_time / time,
+                relative=(time / entry.T) / (best["slots 0"] / entries[0].T) if i else None,
+                sgemm_share=None if entry.backward else share,
+            )
+        )
+    return rows, rate / 1e9
+
+
+def _contenders(entry: Entry, backend: str) -> tuple[Callable[[], object], Callable[[], object]]:
+    """Gated slot attention, and softmax attention of the same width."""
+    import torch
+
+    from gsa.ops import gated_slot_attention
+
+    q, k, v, g = slot_tensors(entry.T, entry.heads, entry.width, SLOTS, entry.tau)
+    heads = entry.heads * entry.width // 64
+    sq, sk, sv = (x.view(1, entry.T, heads, 64).transpose(1, 2).contiguous() for x in (q, k, v))
+    slots = _pass(lambda: gated_slot_attention(q, k, v, g, scale=1.0, backend=backend)[0], (q, k, v, g), entry.backward)
+    attend = torch.nn.functional.scaled_dot_product_attention
+    return slots, _pass(lambda: attend(sq, sk, sv, is_causal=True), (sq, sk, sv), entry.backward)
 
 
 def _pass(forward: Callable[[], Tensor], inputs: Any, backward: bool) -> Callable[[], object]:
@@ -171,25 +185,15 @@ def _pass(forward: Callable[[], Tensor], inputs: Any, backward: bool) -> Callabl
         return run
     for x in inputs:
         x.requires_grad_()
-    gradient = torch.ones_like(forward())
+    gradient: list[Tensor] = []
 
     def both() -> None:
-        torch.autograd.grad(forward(), inputs, gradient)
+        o = forward()
+        if not gradient:
+            gradient.append(torch.ones_like(o))
+        torch.autograd.grad(o, inputs, gradient[0])
 
     return both
-
-
-def _memory(backend: str, threads: int, status: Any) -> dict[str, float] | None:
-    from gsa.bench.memory import measurable, peak_memory
-
-    if not measurable():
-        return None
-    if status:
-        status.update("peak memory, T = 16384")
-    return {
-        name: peak_memory(backward, 16384, 4, 512, SLOTS, backend, threads)
-        for name, backward in (("forward", False), ("forward+backward", True))
-    }
 
 
 def import_seconds() -> float:
@@ -204,23 +208,15 @@ def _show(report: dict[str, Any]) -> None:
 
     console = Console()
     console.print(speed_table(report))
-    by_case = {(r["width"], r["T"], r["backward"], r["tau"]): r for r in report["rows"]}
     console.print(
-        f"sgemm {SGEMM}x{SGEMM}: {report['sgemm_gflops']:.0f} GFLOP/s, {report['threads']} threads, {report['cpu']}, "
-        f"torch {report['torch']}, engine {report['backend']}"
+        "softmax: ms of causal softmax attention, heads of 64, same width\n"
+        "relative: time per token over that of T = 2048 and tau = 8\n"
+        f"sgemm: share of the rate of a {SGEMM} x {SGEMM} matmul, {report['sgemm_gflops']:.0f} GFLOP/s\n"
+        "peak: memory over inputs and output (and their gradients), in a process of its own\n"
+        f"{report['threads']} threads, {report['cpu']}, torch {report['torch']}, engine {report['backend']}; "
+        f"import gsa adds {report['import_seconds']:.2f} s to import torch",
+        highlight=False,
     )
-    for back, name in ((False, "forward"), (True, "forward+backward")):
-        base = by_case[512, 2048, back, 8.0]
-        strong = by_case[512, 2048, back, 0.1]["ms"] / base["ms"]
-        line = f"{name}: strong gates (tau 0.1) take {strong:.2f}x the time of tau 8"
-        if (512, 32768, back, 8.0) in by_case:
-            longer = by_case[512, 32768, back, 8.0]["us_per_token"] / base["us_per_token"]
-            line += f"; a token at T = 32768 takes {longer:.2f}x one at 2048"
-        if report["memory"]:
-            kind = "inputs, output and their gradients" if back else "inputs and output"
-            line += f"; peak memory at T = 16384 is {report['memory'][name]:.2f}x {kind}"
-        console.print(line)
-    console.print(f"import gsa adds {report['import_seconds']:.2f} s to import torch")
 
 
 def speed_table(report: dict[str, Any]) -> Table:
@@ -229,8 +225,8 @@ def speed_table(report: dict[str, Any]) -> Table:
     from rich.table import Table
 
     title = f"Gated slot attention, {SLOTS} slots, fp32, one sequence"
-    table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False)
-    for name in ("heads", "T", "pass", "tau", "ms", "us/token", "softmax ms", "speed-up", "of sgemm"):
+    table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False, padding=(0, 0), collapse_padding=True)
+    for name in ("heads", "T", "pass", "tau", "ms", "us/token", "softmax", "speed-up", "relative", "sgemm", "peak"):
         table.add_column(name, justify="left" if name in ("heads", "pass") else "right", no_wrap=True)
     for row in report["rows"]:
         table.add_row(
@@ -242,6 +238,8 @@ def speed_table(report: dict[str, Any]) -> Table:
             f"{row['us_per_token']:.1f}",
             "" if row["softmax_ms"] is None else f"{row['softmax_ms']:.1f}",
             "" if row["speedup"] is None else f"{row['speedup']:.1f}x",
+            "" if row["relative"] is None else f"{row['relative']:.2f}x",
             "" if row["sgemm_share"] is None else f"{100 * row['sgemm_share']:.0f}%",
+            "" if row["peak_memory"] is None else f"{row['peak_memory']:.2f}x",
         )
     return table

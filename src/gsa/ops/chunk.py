@@ -15,7 +15,6 @@ from torch import Tensor
 
 from gsa.ops.decay import Decay, Early, GateGradient, Late, causal_, over_queries
 from gsa.ops.layout import Layout, Plan, Segment, plan
-from gsa.ops.pages import on_huge_pages
 from gsa.ops.readout import READOUTS
 from gsa.ops.scratch import Scratch
 
@@ -254,7 +253,7 @@ def gla_forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """o [B, T, HQ, V], final states [N, H, K, V], kept states."""
     at = _layout(q, k, v, cu_seqlens)
-    o = on_huge_pages(q.new_empty(*q.shape[:3], v.shape[3]))
+    o = q.new_empty(*q.shape[:3], v.shape[3])
     kept = q.new_empty(kept_shape(at.plan, keep, at.H, k.shape[3], v.shape[3]), dtype=at.dtype)
     memory = Memory("states", at, keep, kept, initial)
     for seg in at.segments:
@@ -300,7 +299,7 @@ def gla_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor]:
     """Gradients of q, k, v, gk, gv and the initial states."""
     at = _layout(q, k, v, cu_seqlens)
-    dq, dk, dv = (on_huge_pages(torch.empty_like(x)) for x in (q, k, v))
+    dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
     dgk = None if gk is None else torch.empty_like(gk)
     dgv = None if gv is None else torch.empty_like(gv)
     memory = Memory("states", at, keep, kept, initial)
@@ -336,8 +335,8 @@ def gsa_forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """o [B, T, HQ, V], both final memories, slot scores [B, T, HQ, M] and kept states of both passes."""
     at, M = _layout(q, k, v, cu_seqlens), g.shape[3]
-    o = on_huge_pages(q.new_empty(*q.shape[:3], v.shape[3]))
-    slots = on_huge_pages(q.new_empty((*q.shape[:3], M) if keep != "nothing" else (0,), dtype=at.dtype))
+    o = q.new_empty(*q.shape[:3], v.shape[3])
+    slots = q.new_empty((*q.shape[:3], M) if keep != "nothing" else (0,), dtype=at.dtype)
     kept_k = q.new_empty(kept_shape(at.plan, keep, at.H, k.shape[3], M), dtype=at.dtype)
     kept_v = q.new_empty(kept_shape(at.plan, keep, at.H, M, v.shape[3]), dtype=at.dtype)
     keys, values = Memory("keys", at, keep, kept_k, initial_k), Memory("values", at, keep, kept_v, initial_v)
@@ -403,7 +402,7 @@ def gsa_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor, Tensor]:
     """Gradients of q, k, v, g, s and both initial memories."""
     at = _layout(q, k, v, cu_seqlens)
-    dq, dk, dv, dg = (on_huge_pages(torch.empty_like(x)) for x in (q, k, v, g))
+    dq, dk, dv, dg = (torch.empty_like(x) for x in (q, k, v, g))
     ds = None if s is None else torch.empty_like(s)
     keys, values = Memory("keys", at, keep, kept_k, initial_k), Memory("values", at, keep, kept_v, initial_v)
     dkeys, dvalues = Scan("dkeys", at, keys.scan.shape, dfinal_k), Scan("dvalues", at, values.scan.shape, dfinal_v)

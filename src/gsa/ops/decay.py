@@ -50,7 +50,7 @@ class Decay:
             self.strong = (~fits).flatten(1).any(1).nonzero().squeeze(1)
             self.halves = Halves(g[self.strong])
 
-    @property
+    @cached_property
     def total(self) -> Tensor:
         """Over the whole chunk [n, F]."""
         return self.half.square().squeeze(1)

@@ -1,0 +1,63 @@
+"""The command line: help, versions, and how it ends."""
+
+import pytest
+
+from gsa import __version__
+from gsa.cli import main
+from gsa.errors import GSAError
+
+
+def run(capsys: pytest.CaptureFixture, *args: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as exit_:
+        main(list(args))
+    out, err = capsys.readouterr()
+    return int(exit_.value.code or 0), out, err
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        ((), ["demo", "bench"]),
+        (("--help",), ["demo", "bench", "Sequence models with slot memory."]),
+        (("demo", "--help"), ["exact for every gate", "--out"]),
+        (("bench", "--help"), ["ops"]),
+        (("bench", "ops", "--help"), ["--quick", "--threads", "--backend", "--json", "--no-json", "softmax attention"]),
+    ],
+)
+def test_help(capsys: pytest.CaptureFixture, args: tuple[str, ...], expected: list[str]) -> None:
+    code, out, _ = run(capsys, *args)
+    assert code == 0
+    for text in expected:
+        assert text in out
+
+
+def test_version(capsys: pytest.CaptureFixture) -> None:
+    assert run(capsys, "--version")[1].strip() == f"gsa {__version__}"
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("fly",), "demo"),
+        (("bench", "ops", "--thread", "2"), "--thread"),
+        (("bench", "ops", "--threads", "two"), "two"),
+        (("bench", "ops", "--threads", "0"), "gsa: bench: threads must be at least 1, got 0"),
+        (("bench", "ops", "--quick", "--backend", "abacus"), "unknown engine 'abacus'"),
+    ],
+)
+def test_mistakes_end_with_a_sentence(capsys: pytest.CaptureFixture, args: tuple[str, ...], message: str) -> None:
+    code, _, err = run(capsys, *args)
+    assert code == 2
+    assert message in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(("raised", "code"), [(KeyboardInterrupt(), 130), (GSAError("no"), 2)])
+def test_interruptions(
+    capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, raised: BaseException, code: int
+) -> None:
+    def stop(*args: object, **options: object) -> None:
+        raise raised
+
+    monkeypatch.setattr("gsa.bench.ops.measure", stop)
+    assert run(capsys, "bench", "ops")[0] == code

@@ -25,8 +25,12 @@ def check_values(enabled: bool = True) -> Iterator[None]:
     That reads every gate, so it is off by default; GSA_CHECK_VALUES=1 in the environment turns it on everywhere.
     Compiled code is not checked: torch.compile cannot raise on values.
 
+    >>> from gsa.ops import gated_slot_attention
+    >>> q, k, v = torch.randn(3, 1, 5, 2, 8)
     >>> with check_values():
-    ...     o, state = gated_slot_attention(q, k, v, g)  # doctest: +SKIP
+    ...     gated_slot_attention(q, k, v, g=torch.ones(1, 5, 2, 4))
+    Traceback (most recent call last):
+    gsa.errors.GSAError: gated_slot_attention: g is a log forget gate, at most 0, but its largest value is 1.0
     """
     token = _check_values.set(enabled)
     try:

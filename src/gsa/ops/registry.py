@@ -61,8 +61,10 @@ def backends() -> dict[str, str | None]:
 def use_backend(name: str) -> Iterator[None]:
     """Inside the context, calls that leave `backend` at "auto" use this engine.
 
+    >>> from gsa.ops import gated_linear_attention
+    >>> q, k, v = torch.randn(3, 1, 5, 2, 8)
     >>> with use_backend("reference"):
-    ...     o, state = gated_slot_attention(q, k, v, g)  # doctest: +SKIP
+    ...     o, _ = gated_linear_attention(q, k, v)
     """
     if name != "auto":
         _usable(name, None)

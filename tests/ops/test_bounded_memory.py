@@ -116,6 +116,45 @@ def test_single_precision_over_a_long_stream(engine: str, normalise: bool) -> No
     assert relative_error(o, exact) < 1e-5
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_steep_logits_do_not_wipe_the_memory(engine: str, dtype: torch.dtype) -> None:
+    """phi rounds to 1 long before 1 - phi is 0; what stays must still be there if it was large."""
+    w = torch.tensor([0.0, 18.0, 36.0], dtype=dtype)[None, :, None, None]
+    v = torch.tensor([1e8, 0.0, 0.0], dtype=dtype)[None, :, None, None]
+    q = torch.zeros_like(v)
+    options = {"normalise": True, "output_final_state": True}
+    exact, _ = attention_with_bounded_memory(
+        q.double(), q.double(), v.double(), w.double(), **options, backend="reference"
+    )
+    o, _ = attention_with_bounded_memory(q, q, v, w, **options, backend=engine)
+    torch.testing.assert_close(o.double(), exact, rtol=1e-9 if dtype == torch.float64 else 1e-5, atol=0)
+
+
+@pytest.mark.parametrize("engine", backends())
+@pytest.mark.parametrize(("q_dtype", "w_dtype"), [(torch.float64, torch.float32), (torch.float32, torch.float64)])
+def test_states_follow_the_dtype_of_q(engine: str, q_dtype: torch.dtype, w_dtype: torch.dtype) -> None:
+    x = inputs_for(Case(initial=False, T=20), q_dtype)
+    x["w"] = x["w"].to(w_dtype)
+    assert {t.dtype for t in call(x, backend=engine)[1]} == {q_dtype}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_recomputing_saves_less(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gsa.ops.layout.SEGMENT_ELEMENTS", 1 << 14)
+    x = {n: t.requires_grad_() for n, t in inputs_for(Case(T=1024, initial=False), torch.float32).items()}
+
+    def saved(recompute: bool) -> int:
+        sizes: dict[int, int] = {}
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda t: sizes.__setitem__(t.data_ptr(), t.numel()), lambda t: t
+        ):
+            call(x, backend=engine, recompute=recompute)
+        return sum(sizes.values())
+
+    assert saved(recompute=True) < saved(recompute=False)
+
+
 def test_compiles_whole() -> None:
     torch._dynamo.reset()
     case = Case(lengths=(30, 50), initial=False)

@@ -115,6 +115,44 @@ def test_single_precision_at_real_sizes(engine: str, tau: float, monkeypatch: py
     assert_close(slot_results(case, inputs, engine), exact, torch.float32)
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize(("T", "nats"), [(1, 30.0), (2, 39.0), (4, 19.0), (20, 20.0), (68, 19.0), (64, 1.2)])
+def test_gradients_of_gates_that_are_all_strong(engine: str, dtype: torch.dtype, T: int, nats: float) -> None:
+    """The gradient of a gate is e^-nats times what goes past it, and must not drown in it, however short the chunk."""
+    case = Case(B=1, T=T, H=2, K=5, V=4, M=3, write=True, initial=False)
+    inputs = slot_inputs(case, dtype)
+    inputs["g"] = torch.full_like(inputs["g"], -nats)
+    exact = slot_results(case, in_double(inputs), "reference")
+    assert_close(slot_results(case, inputs, engine), exact, dtype)
+    case = replace(case, lengths=(T, 1, T))
+    inputs = linear_inputs(case, "head", "value", dtype)
+    inputs |= {name: torch.full_like(inputs[name], -nats) for name in ("gk", "gv")}
+    exact = linear_results(case, in_double(inputs), "reference")
+    assert_close(linear_results(case, inputs, engine), exact, dtype)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("nats", [1.2, 1.3, 2.3, 5.0])
+def test_large_values_under_strong_gates(engine: str, nats: float) -> None:
+    """Weights that are split into large and small factors must not overflow where the answer is finite."""
+    case = Case(B=1, T=128, H=1, K=64, V=8, gate="fast", initial=False, scale=1.0)
+    inputs = linear_inputs(case, None, "value", torch.float32)
+    inputs["gv"] = torch.full_like(inputs["gv"], -nats)
+    inputs |= {name: 1e4 * inputs[name] for name in ("q", "k", "v")}
+    exact = linear_results(case, in_double(inputs), "reference")
+    assert_close(linear_results(case, inputs, engine), exact, torch.float32)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("gate", ["all reset", "some reset"])
+def test_a_full_reset_has_no_gradient(engine: str, gate: str) -> None:
+    """exp(-inf) = 0 passes nothing on: the gradient there is exactly zero, not rounding."""
+    inputs = slot_inputs(Case(gate=gate, write=True), torch.float32)
+    dg = slot_results(Case(gate=gate, write=True), inputs, engine)["dg"]
+    assert not dg[inputs["g"].isneginf()].any()
+
+
 @pytest.mark.parametrize("engine", ["reference", *ENGINES])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("gate", ["slow", "fast", "strong", "some reset"])

@@ -37,7 +37,12 @@ def slot_arguments() -> dict[str, Any]:
 SLOT_MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "no tensor": ({"q": [1.0]}, "q must be a tensor [B, T, HQ, K], got list"),
     "dimensions": ({"k": torch.randn(B, T, K)}, f"k must have the shape [B, T, H, K], got [{B}, {T}, {K}]"),
-    "integers": ({"v": torch.ones(B, T, H, V, dtype=torch.int64)}, "v must be floating point, got torch.int64"),
+    "integers": (
+        {"v": torch.ones(B, T, H, V, dtype=torch.int64)},
+        "v must be floating point (64, 32 or 16 bits), got torch.int64",
+    ),
+    "float8": ({"g": torch.zeros(B, T, H, M).to(torch.float8_e4m3fn)}, "g must be floating point (64, 32 or 16 bits)"),
+    "sparse": ({"q": torch.randn(B, T, HQ, K).to_sparse()}, "q must be dense, got torch.sparse_coo"),
     "mixed dtypes": ({"k": torch.randn(B, T, H, K).double()}, "k is torch.float64, q is torch.float32"),
     "device": ({"g": torch.empty(B, T, H, M, device="meta")}, "g is on meta, q is on cpu"),
     "rows": ({"v": torch.randn(3, T, H, V)}, "v has 3 rows, q has 2"),
@@ -48,9 +53,11 @@ SLOT_MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "key width": ({"k": torch.randn(B, T, H, 5)}, "k has 5 features per head, q has 6"),
     "no width": ({"v": torch.randn(B, T, H, 0)}, "v has heads of width 0"),
     "no slots": ({"g": torch.zeros(B, T, H, 0)}, "g has no slots"),
-    "slots of s": ({"s": torch.rand(B, T, H, 4)}, "s has width 4, expected 7 (M)"),
+    "slots of s": ({"s": torch.rand(B, T, H, 4)}, "s has width 4, expected M = 7"),
+    "huge scale": ({"scale": 10**400}, "scale must be a finite number or None, got 1000"),
     "scale": ({"scale": float("nan")}, "scale must be a finite number or None, got nan"),
     "readout": ({"readout": "sofmax"}, "unknown readout 'sofmax'; expected one of 'softmax', 'identity'"),
+    "readout type": ({"readout": ["softmax"]}, "unknown readout ['softmax']"),
     "state type": ({"initial_state": torch.zeros(B, H, K, M)}, "initial_state must be a SlotState(k, v), got Tensor"),
     "state shape": (
         {"initial_state": SlotState(torch.zeros(B, H, M, K), torch.zeros(B, H, M, V))},
@@ -63,7 +70,12 @@ SLOT_MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "packed rows": ({"cu_seqlens": torch.tensor([0, T])}, "cu_seqlens packs sequences into a batch of 1, but q has 2"),
     "packed list": ({"cu_seqlens": [0, T]}, "cu_seqlens must be an int32 or int64 tensor [N+1], got list"),
     "packed floats": ({"cu_seqlens": torch.tensor([0.0, T])}, "cu_seqlens must be an int32 or int64 tensor"),
+    "packed elsewhere": (
+        {"cu_seqlens": torch.tensor([0, T], device="meta")},
+        "cu_seqlens is on meta, expected cpu or the CPU",
+    ),
     "packed nothing": ({"cu_seqlens": torch.tensor([], dtype=torch.int64)}, "cu_seqlens is empty"),
+    "backend type": ({"backend": 3}, "backend must be a name, got int"),
     "backend": ({"backend": "chunks"}, "backend: unknown engine 'chunks'; expected 'auto' or one of 'reference'"),
 }
 
@@ -71,7 +83,7 @@ SLOT_MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("name", SLOT_MISTAKES)
 def test_slot_attention(name: str) -> None:
     wrong, message = SLOT_MISTAKES[name]
-    operation = "" if name == "backend" else "gated_slot_attention: "
+    operation = "" if name.startswith("backend") else "gated_slot_attention: "
     with pytest.raises(GSAError, match="^" + re.escape(operation + message)):
         gated_slot_attention(**(slot_arguments() | wrong))
 
@@ -87,17 +99,17 @@ def test_slot_attention(name: str) -> None:
 )
 def test_packing(engine: str, bounds: list[int], message: str) -> None:
     x = {n: t[:1] for n, t in slot_arguments().items() if n in "qkvg"}
-    with pytest.raises(GSAError, match=re.escape(message)):
+    with pytest.raises(GSAError, match="^gated_slot_attention: " + re.escape(message)):
         gated_slot_attention(**x, cu_seqlens=torch.tensor(bounds), backend=engine)
-    with pytest.raises(GSAError, match=re.escape(message)):
+    with pytest.raises(GSAError, match="^attention_with_bounded_memory: " + re.escape(message)):
         attention_with_bounded_memory(
             x["q"], x["k"], x["v"], x["g"], cu_seqlens=torch.tensor(bounds, dtype=torch.int32), backend=engine
         )
 
 
 LINEAR_MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
-    "key gate": ({"gk": -torch.rand(B, T, H, 4)}, "gk has width 4, expected 6 (K) or 1 (one per head)"),
-    "value gate": ({"gv": -torch.rand(B, T, H, 1)}, "gv has width 1, expected 3 (V)"),
+    "key gate": ({"gk": -torch.rand(B, T, H, 4)}, "gk has width 4, expected K = 6 or 1"),
+    "value gate": ({"gv": -torch.rand(B, T, H, 1)}, "gv has width 1, expected V = 3"),
     "gate of query heads": ({"gk": -torch.rand(B, T, HQ, K)}, "gk has 4 heads, k has 2"),
     "state": (
         {"initial_state": torch.zeros(B, H, V, K)},

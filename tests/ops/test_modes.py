@@ -7,9 +7,19 @@ import threading
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 
-from gsa.ops import SlotState, backends, gated_linear_attention, gated_slot_attention, gated_slot_attention_step
-from tests.ops.cases import Case, assert_close, relative_error, slot_inputs, slot_results
+from gsa.errors import GSAError
+from gsa.ops import (
+    SlotState,
+    backends,
+    gated_linear_attention,
+    gated_slot_attention,
+    gated_slot_attention_step,
+    scratch,
+    use_backend,
+)
+from tests.ops.cases import Case, _with_gradients, assert_close, relative_error, slot_inputs, slot_results
 
 ENGINES = [name for name in backends() if name != "reference"]
 pytestmark = pytest.mark.parametrize("engine", ENGINES)
@@ -87,11 +97,27 @@ def test_only_some_inputs_want_gradients(engine: str) -> None:
             backend=engine,
         )
         assert state is not None
-        torch.autograd.grad(o.sum(), y[wanted], retain_graph=True)
-        # a loss on the state alone: o has no gradient at all
-        grad = torch.autograd.grad(state.v.sum(), y[wanted])[0]
-        assert grad.isfinite().all()
-    assert full["dg"].isfinite().all()
+        outputs = {"o": o, "final_k": state.k, "final_v": state.v}
+        alone = _with_gradients(outputs, {wanted: y[wanted]}, True)
+        torch.testing.assert_close(alone[f"d{wanted}"], full[f"d{wanted}"])
+
+
+@pytest.mark.parametrize("wanted", ["o", "final_k", "final_v"])
+def test_a_loss_on_some_outputs_only(engine: str, wanted: str) -> None:
+    """Outputs that nothing depends on have no gradient at all, which counts as zero."""
+    results = []
+    for backend in (engine, "reference"):
+        x = {name: t.requires_grad_() for name, t in slot_inputs(CASE).items()}
+        o, state = gated_slot_attention(
+            *(x[n] for n in "qkvgs"),
+            initial_state=SlotState(x["state_k"], x["state_v"]),
+            output_final_state=True,
+            backend=backend,
+        )
+        assert state is not None
+        outputs = {"o": o, "final_k": state.k, "final_v": state.v}
+        results.append(_with_gradients({wanted: outputs[wanted]}, x, True))
+    assert_close(*results, torch.float64)
 
 
 def test_autocast_changes_nothing_inside(engine: str) -> None:
@@ -167,6 +193,37 @@ def test_operators_pass_the_checks_of_torch(engine: str) -> None:
         )
 
 
+def test_compiled_code_follows_use_backend(engine: str) -> None:
+    """The engine is part of what was compiled: another one compiles again, and coming back does not."""
+    torch._dynamo.reset()
+    x = slot_inputs(Case(T=20, initial=False), torch.float32)
+    args = [x[n] for n in "qkvg"]
+    graphs = CompileCounterWithBackend("eager")
+    compiled = torch.compile(lambda *a: gated_slot_attention(*a)[0], backend=graphs, fullgraph=True)
+    with use_backend(engine):
+        first = compiled(*args)
+    with use_backend("reference"):
+        assert torch.equal(compiled(*args), gated_slot_attention(*args)[0])
+    with use_backend(engine):
+        assert torch.equal(compiled(*args), first)
+    assert graphs.frame_count == 2
+    torch._dynamo.reset()
+
+
+def test_forward_mode_is_refused(engine: str) -> None:
+    x = slot_inputs(Case(T=20, initial=False))
+    q, k, v, g = (x[n] for n in "qkvg")
+
+    def tangent(backend: str) -> torch.Tensor:
+        return torch.func.jvp(
+            lambda q: gated_slot_attention(q, k, v, g, backend=backend)[0], (q,), (torch.ones_like(q),)
+        )[1]
+
+    assert tangent("reference").abs().sum() > 0
+    with pytest.raises(GSAError, match="no forward-mode derivative; use backend='reference'"):
+        tangent(engine)
+
+
 def test_several_python_threads(engine: str) -> None:
     cases = [Case(T=90 + 20 * i, gate=gate) for i, gate in enumerate(("paper", "strong", "some reset"))]
     expected = [slot_results(c, slot_inputs(c), engine) for c in cases]
@@ -217,6 +274,41 @@ def test_recomputing_saves_less(engine: str, monkeypatch: pytest.MonkeyPatch) ->
         return sum(sizes.values())
 
     assert saved(recompute=True) < saved(recompute=False)
+
+
+def test_scratch_is_given_back_when_it_is_much(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = slot_inputs(CASE, torch.float32)
+    held = scratch.scratch_for(torch.float32, torch.device("cpu"))
+    slot_results(CASE, x, engine)
+    assert held.buffers
+    monkeypatch.setattr(scratch.Scratch, "KEPT_BYTES", 1000)
+    slot_results(CASE, x, engine)
+    assert not held.buffers
+
+
+def test_a_step_under_autocast(engine: str) -> None:
+    """As exact as without, and mixed dtypes are taken as the whole operator takes them."""
+    x = slot_inputs(CASE, torch.float32)
+    args = [x[n][:, 0] for n in "qkvgs"]
+    state = SlotState(x["state_k"], x["state_v"])
+    o, after = gated_slot_attention_step(*args, state=state)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        o2, after2 = gated_slot_attention_step(*args, state=state)
+        mixed, _ = gated_slot_attention_step(args[0], args[1].bfloat16(), args[2].bfloat16(), *args[3:], state=state)
+    assert torch.equal(o, o2)
+    assert torch.equal(after.k, after2.k)
+    assert mixed.dtype == torch.float32
+
+
+def test_a_step_in_place_has_no_graph(engine: str) -> None:
+    x = slot_inputs(CASE, torch.float32)
+    args = [x[n][:, 0].requires_grad_() for n in "qkvgs"]
+    o, state = gated_slot_attention_step(*args, state=SlotState(x["state_k"], x["state_v"]), inplace=True)
+    assert not o.requires_grad
+    assert not state.k.requires_grad
+    o, state = gated_slot_attention_step(*args, state=state)
+    assert o.requires_grad
+    assert state.k.requires_grad
 
 
 def test_a_step_keeps_the_state_passed_in(engine: str) -> None:

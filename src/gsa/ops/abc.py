@@ -1,6 +1,6 @@
 """ABC's gates: from write logits to what gated slot attention takes, exactly and for streams.
 
-    z_t = z_{t-1} + exp(w_t),    phi_t = exp(w_t) / z_t
+    z_t = z_{t-1} + exp(w_t),    phi_t = exp(w_t) / z_t,    1 - phi_t = z_{t-1} / z_t
 
 z is carried as a logarithm and in fp64: it is a sum over the whole past, and the gates are small differences of it.
 
@@ -14,60 +14,68 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gsa.errors import raised_by
 from gsa.ops.layout import sequence_bounds
 from gsa.ops.state import compute_dtype
 
-
-def forget_gate(phi: Tensor) -> Tensor:
-    """log(z_{t-1} / z_t) = log(1 - phi), the gate of the running average; -inf at the first write."""
-    first = phi >= 1
-    return torch.where(first, -torch.inf, torch.log1p(-phi.masked_fill(first, 0.0)))
+_INPUTS = "Tensor w, Tensor? log_z, Tensor? cu_seqlens"
 
 
-@torch.library.custom_op(
-    "gsa::write_strength",
-    mutates_args=(),
-    schema="(Tensor w, Tensor? log_z, Tensor? cu_seqlens) -> (Tensor, Tensor)",
-)
-def write_strength(w: Tensor, log_z: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
-    """phi [B, T, H, M] and the final log z [N, H, M] of write logits w [B, T, H, M]; w = -inf writes nothing."""
-    dtype, bounds = compute_dtype(w.dtype), sequence_bounds(w.shape[0], w.shape[1], cu_seqlens)
-    phi = torch.empty(w.shape, dtype=dtype, device=w.device)
+@torch.library.custom_op("gsa::write_gates", mutates_args=(), schema=f"({_INPUTS}) -> (Tensor, Tensor, Tensor)")
+def write_gates(w: Tensor, log_z: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """phi and log(1 - phi) [B, T, H, M] of write logits w [B, T, H, M], and the final log z [N, H, M].
+
+    A logit of -inf writes nothing: phi = 0. At the first write, phi = 1 and log(1 - phi) = -inf.
+    """
+    with raised_by("attention_with_bounded_memory"):
+        bounds = sequence_bounds(w.shape[0], w.shape[1], cu_seqlens)
+    dtype = compute_dtype(w.dtype)
+    phi, forget = (torch.empty(w.shape, dtype=dtype, device=w.device) for _ in range(2))
     final = torch.empty((len(bounds), *w.shape[2:]), dtype=dtype, device=w.device)
     for n, (b, start, stop) in enumerate(bounds):
-        z = _running(w[b, start:stop], None if log_z is None else log_z[n])
-        final[n] = z[-1]
-        strength = (w[b, start:stop].double() - z[1:]).exp_()
-        phi[b, start:stop] = strength.masked_fill_(z[1:].isneginf(), 0.0)
-    return phi, final
+        z, strength = _running(w[b, start:stop], None if log_z is None else log_z[n])
+        phi[b, start:stop], final[n] = strength, z[-1]
+        # For a small phi the difference of logarithms has lost digits; for one near 1, phi itself has.
+        difference = (z[:-1] - z[1:]).masked_fill_(strength == 0, 0.0)
+        forget[b, start:stop] = torch.where(strength < 0.5, torch.log1p(-strength), difference)
+    return phi, forget, final
 
 
-def _running(w: Tensor, log_z: Tensor | None) -> Tensor:
-    """log z before the first token and after each: [T + 1, H, M], fp64."""
+def _running(w: Tensor, log_z: Tensor | None) -> tuple[Tensor, Tensor]:
+    """log z before the first token and after each [T + 1, H, M], and phi [T, H, M]; fp64."""
     begin = w.new_full((1, *w.shape[1:]), -torch.inf) if log_z is None else log_z[None]
-    return torch.cat((begin.double(), w.double())).logcumsumexp(0)
+    z = torch.cat((begin.double(), w.double())).logcumsumexp(0)
+    return z, (w.double() - z[1:]).exp_().masked_fill_(w.isneginf(), 0.0)
 
 
 @torch.library.custom_op(
-    "gsa::write_strength_backward",
+    "gsa::write_gates_backward",
     mutates_args=(),
-    schema="(Tensor? dphi, Tensor? dfinal, Tensor w, Tensor? log_z, Tensor? cu_seqlens) -> (Tensor, Tensor)",
+    schema=f"(Tensor? dphi, Tensor? dforget, Tensor? dfinal, {_INPUTS}) -> (Tensor, Tensor)",
 )
-def _write_strength_backward(
-    dphi: Tensor | None, dfinal: Tensor | None, w: Tensor, log_z: Tensor | None, cu_seqlens: Tensor | None
+def _write_gates_backward(
+    dphi: Tensor | None,
+    dforget: Tensor | None,
+    dfinal: Tensor | None,
+    w: Tensor,
+    log_z: Tensor | None,
+    cu_seqlens: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     bounds = sequence_bounds(w.shape[0], w.shape[1], cu_seqlens)
     dw = torch.zeros_like(w)
     dlog_z = torch.zeros((len(bounds), *w.shape[2:]), dtype=compute_dtype(w.dtype), device=w.device)
     for n, (b, start, stop) in enumerate(bounds):
-        z = _running(w[b, start:stop], None if log_z is None else log_z[n])
+        z, phi = _running(w[b, start:stop], None if log_z is None else log_z[n])
         entries = torch.cat((z[:1], w[b, start:stop].double()))  # what z sums: its initial value, then the writes
-        dz = torch.zeros_like(z)
-        direct = torch.zeros_like(z)
-        if dphi is not None:
-            strength = (entries[1:] - z[1:]).exp_().masked_fill_(z[1:].isneginf(), 0.0)
-            direct[1:] = dphi[b, start:stop] * strength
-            dz -= direct
+        direct, dz = torch.zeros_like(z), torch.zeros_like(z)
+        if dphi is not None:  # d log phi_t = d w_t - d log z_t
+            through = dphi[b, start:stop] * phi
+            direct[1:] += through
+            dz[1:] -= through
+        if dforget is not None:  # d log(1 - phi_t) = phi_t (d log z_{t-1} - d w_t); the first write has no such term
+            through = (dforget[b, start:stop] * phi).masked_fill_(z[:-1].isneginf(), 0.0)
+            direct[1:] -= through
+            dz[:-1] += through
         if dfinal is not None:
             dz[-1] += dfinal[n]
         # d entries_j = sum_{t>=j} dz_t exp(entries_j - z_t), where every exponent is at most 0
@@ -83,16 +91,24 @@ def _weighted_tail(d: Tensor, z: Tensor, entries: Tensor) -> Tensor:
     return torch.where(entries.isneginf() | tail.isneginf(), 0.0, (tail + entries).exp())
 
 
-@write_strength.register_fake
-def _(w: Tensor, log_z: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
-    N, dtype = w.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1, compute_dtype(w.dtype)
-    return torch.empty_like(w, dtype=dtype), w.new_empty((N, *w.shape[2:]), dtype=dtype)
-
-
-@_write_strength_backward.register_fake
-def _(dphi: Any, dfinal: Any, w: Tensor, log_z: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+def _shapes(w: Tensor, cu_seqlens: Tensor | None) -> tuple[tuple[int, ...], torch.dtype]:
+    """Shape of log z, and the dtype of gates and states."""
     N = w.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    return torch.empty_like(w), w.new_empty((N, *w.shape[2:]), dtype=compute_dtype(w.dtype))
+    return (N, *w.shape[2:]), compute_dtype(w.dtype)
+
+
+@write_gates.register_fake
+def _(w: Tensor, log_z: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    state, dtype = _shapes(w, cu_seqlens)
+    return w.new_empty(w.shape, dtype=dtype), w.new_empty(w.shape, dtype=dtype), w.new_empty(state, dtype=dtype)
+
+
+@_write_gates_backward.register_fake
+def _(
+    dphi: Any, dforget: Any, dfinal: Any, w: Tensor, log_z: Tensor | None, cu_seqlens: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    state, dtype = _shapes(w, cu_seqlens)
+    return torch.empty_like(w), w.new_empty(state, dtype=dtype)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -100,10 +116,10 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     ctx.set_materialize_grads(False)
 
 
-def _backward(ctx: Any, dphi: Tensor | None, dfinal: Tensor | None) -> tuple[Tensor | None, ...]:
+def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
     w, log_z, cu_seqlens = ctx.saved_tensors
-    dw, dlog_z = _write_strength_backward(dphi, dfinal, w, log_z, cu_seqlens)
+    dw, dlog_z = _write_gates_backward(*grads, w, log_z, cu_seqlens)
     return dw, None if log_z is None else dlog_z, None
 
 
-write_strength.register_autograd(_backward, setup_context=_setup)
+write_gates.register_autograd(_backward, setup_context=_setup)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gsa.ops.checks import Checker
+from gsa.ops.checks import Checker, one_dtype
 from gsa.ops.registry import engine
 from gsa.ops.state import BoundedMemoryState, SlotState, compute_dtype
 
@@ -43,11 +43,11 @@ def gated_linear_attention(
     (torch.Size([2, 100, 4, 16]), torch.Size([2, 4, 16, 16]))
     """
     check = Checker("gated_linear_attention")
-    q, k, v = _one_dtype(q, k, v)
+    q, k, v = one_dtype(q, k, v)
     check.qkv(q, k, v)
     H, K, V = k.shape[2], k.shape[3], v.shape[3]
     if gk is not None:
-        check.gate("gk", gk, q, H, {"K": K, "one per head": 1})
+        check.gate("gk", gk, q, H, {"K": K, "1": 1})
     if gv is not None:
         check.gate("gv", gv, q, H, {"V": V})
     N = check.sequences(q, cu_seqlens)
@@ -100,7 +100,7 @@ def gated_slot_attention(
     (torch.Size([2, 100, 4, 16]), torch.Size([2, 4, 16, 8]), torch.Size([2, 4, 8, 16]))
     """
     check = Checker("gated_slot_attention")
-    q, k, v = _one_dtype(q, k, v)
+    q, k, v = one_dtype(q, k, v)
     check.qkv(q, k, v)
     check.readout(readout)
     H, K, V = k.shape[2], k.shape[3], v.shape[3]
@@ -159,16 +159,16 @@ def attention_with_bounded_memory(
     >>> state.log_z.shape
     torch.Size([1, 2, 4])
     """
-    from gsa.ops.abc import forget_gate, write_strength
+    from gsa.ops.abc import write_gates
 
     check = Checker("attention_with_bounded_memory")
-    q, k, v = _one_dtype(q, k, v)
+    q, k, v = one_dtype(q, k, v)
     check.qkv(q, k, v)
     H, K, V = k.shape[2], k.shape[3], v.shape[3]
     check.gate("w", w, q, H, None, log_decay=False)
     M = w.shape[3]
     N = check.sequences(q, cu_seqlens)
-    scale = check.scale(scale, K)
+    scale, dtype = check.scale(scale, K), compute_dtype(q.dtype)
     if initial_state is not None:
         if not isinstance(initial_state, tuple) or len(initial_state) != 3:
             raise check.fail(
@@ -178,7 +178,6 @@ def attention_with_bounded_memory(
         check.state("initial_state.k", memory_k, (N, H, K, M), "N, H, K, M", q)
         check.state("initial_state.v", memory_v, (N, H, M, V), "N, H, M, V", q)
         check.state("initial_state.log_z", log_z, (N, H, M), "N, H, M", q)
-        dtype = compute_dtype(q.dtype)
         initial_state = BoundedMemoryState(memory_k.to(dtype), memory_v.to(dtype), log_z.to(dtype))
     chosen = engine(backend, q.device)
     if hasattr(chosen, "attention_with_bounded_memory"):
@@ -186,12 +185,14 @@ def attention_with_bounded_memory(
             q, k, v, w, normalise=normalise, scale=scale, initial_state=initial_state, cu_seqlens=cu_seqlens
         )
     else:
-        phi, log_z = write_strength(w, None if initial_state is None else initial_state.log_z, cu_seqlens)
+        begin = None if initial_state is None else initial_state.log_z
+        w = w.double() if dtype == torch.float64 else w
+        phi, forget, log_z = write_gates(w, begin, cu_seqlens)
         o, memory = chosen.gated_slot_attention(
             q,
             k,
             v,
-            forget_gate(phi) if normalise else torch.zeros_like(phi),
+            forget if normalise else torch.zeros_like(phi),
             phi,
             scale=scale,
             readout="softmax",
@@ -199,19 +200,5 @@ def attention_with_bounded_memory(
             cu_seqlens=cu_seqlens,
             recompute=recompute,
         )
-        state = BoundedMemoryState(memory.k, memory.v, log_z)
+        state = BoundedMemoryState(memory.k, memory.v, log_z.to(dtype))
     return o, state if output_final_state else None
-
-
-def _one_dtype(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k, v unchanged, but for autocast, which may leave them in different dtypes: then the widest of theirs."""
-    tensors = (q, k, v)
-    if (
-        not all(isinstance(x, Tensor) and x.is_floating_point() for x in tensors)
-        or len({x.dtype for x in tensors}) == 1
-    ):
-        return tensors
-    if not torch.is_autocast_enabled(q.device.type):
-        return tensors
-    dtype = torch.promote_types(torch.promote_types(q.dtype, k.dtype), v.dtype)
-    return q.to(dtype), k.to(dtype), v.to(dtype)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -15,6 +15,7 @@ from gsa.errors import GSAError
 from gsa.ops.readout import READOUTS
 
 _INTEGERS = (torch.int32, torch.int64)
+_FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _check_values: ContextVar[bool | None] = ContextVar("gsa_check_values", default=None)
 
 
@@ -59,8 +60,10 @@ class Checker:
             raise self.fail(f"{name} must be a tensor [{layout}], got {type(x).__name__}")
         if x.dim() != layout.count(",") + 1:
             raise self.fail(f"{name} must have the shape [{layout}], got {list(x.shape)}")
-        if not x.dtype.is_floating_point:
-            raise self.fail(f"{name} must be floating point, got {x.dtype}")
+        if x.dtype not in _FLOATS:
+            raise self.fail(f"{name} must be floating point (64, 32 or 16 bits), got {x.dtype}")
+        if x.layout != torch.strided:
+            raise self.fail(f"{name} must be dense, got {x.layout}")
         if like is not None and x.device != like.device:
             raise self.fail(f"{name} is on {x.device}, q is on {like.device}")
         return x
@@ -104,7 +107,7 @@ class Checker:
         if widths is None and g.shape[-1] == 0:
             raise self.fail(f"{name} has no slots")
         if widths is not None and g.shape[-1] not in widths.values():
-            allowed = " or ".join(f"{value} ({key})" for key, value in widths.items())
+            allowed = " or ".join(key if key.isdigit() else f"{key} = {value}" for key, value in widths.items())
             raise self.fail(f"{name} has width {g.shape[-1]}, expected {allowed}")
         if log_decay and not torch.compiler.is_compiling() and _values_are_checked() and g.numel():
             highest = float(g.detach().amax())  # NaN if any is NaN
@@ -120,12 +123,12 @@ class Checker:
         """The scale as a number; None is 1/sqrt(K)."""
         if scale is None:
             return float(K**-0.5)
-        if isinstance(scale, bool) or not isinstance(scale, (int, float)) or not math.isfinite(scale):
+        if isinstance(scale, bool) or not isinstance(scale, (int, float)) or not abs(scale) <= sys.float_info.max:
             raise self.fail(f"scale must be a finite number or None, got {scale!r}")
         return float(scale)
 
     def readout(self, readout: str) -> None:
-        if readout not in READOUTS:
+        if not isinstance(readout, str) or readout not in READOUTS:
             raise self.fail(f"unknown readout {readout!r}; expected one of {', '.join(map(repr, READOUTS))}")
 
     def sequences(self, q: Tensor, cu_seqlens: Tensor | None) -> int:
@@ -139,8 +142,24 @@ class Checker:
                 else type(cu_seqlens).__name__
             )
             raise self.fail(f"cu_seqlens must be an int32 or int64 tensor [N+1], got {got}")
+        if cu_seqlens.device.type != "cpu" and cu_seqlens.device != q.device:
+            raise self.fail(f"cu_seqlens is on {cu_seqlens.device}, expected {q.device} or the CPU")
         if cu_seqlens.shape[0] == 0:
             raise self.fail("cu_seqlens is empty, expected N+1 entries beginning with 0")
         if q.shape[0] != 1:
             raise self.fail(f"cu_seqlens packs sequences into a batch of 1, but q has {q.shape[0]} rows")
         return cu_seqlens.shape[0] - 1
+
+
+def one_dtype(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k, v unchanged, but for autocast, which may leave them in different dtypes: then the widest of theirs."""
+    tensors = (q, k, v)
+    if (
+        not all(isinstance(x, Tensor) and x.is_floating_point() for x in tensors)
+        or len({x.dtype for x in tensors}) == 1
+    ):
+        return tensors
+    if not torch.is_autocast_enabled(q.device.type):
+        return tensors
+    dtype = torch.promote_types(torch.promote_types(q.dtype, k.dtype), v.dtype)
+    return q.to(dtype), k.to(dtype), v.to(dtype)

@@ -272,8 +272,8 @@ def _gla_pass(
     gv: Tensor | None,
     scale: float,
 ) -> Pass:
-    by_key = None if gk is None else Decay("gk", at.load("gk", gk, seg), at.scratch)
-    by_value = None if gv is None else Decay("gv", at.load("gv", gv, seg), at.scratch)
+    by_key = None if gk is None else Decay("gk", at.load("gk", gk, seg), seg.held, at.scratch)
+    by_value = None if gv is None else Decay("gv", at.load("gv", gv, seg), seg.held, at.scratch)
     return Pass(
         "gla",
         Late("q", at.load("q", q, seg, scale), by_key, at.scratch),
@@ -353,7 +353,7 @@ def gsa_forward(
 
 def _write(at: Layout, seg: Segment, g: Tensor, s: Tensor | None) -> Early:
     """What is written to the slots, values of the first pass and keys of the second, with the gate of both."""
-    decay = Decay("g", at.load("g", g, seg), at.scratch)
+    decay = Decay("g", at.load("g", g, seg), seg.held, at.scratch)
     if s is None:  # 1 - exp(g) would be nothing but rounding for a slow gate
         strength = torch.expm1(decay.g, out=at.scratch("s", *decay.g.shape)).neg_()
     else:

@@ -11,13 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gsa.errors import GSAError, raised_by
 from gsa.ops import chunk
 from gsa.ops.scratch import trim_scratch
 from gsa.ops.state import SlotState, compute_dtype
 
 
-def _keep(recompute: bool, *inputs: Tensor | None) -> str:
+def _keep(operation: str, recompute: bool, *inputs: Tensor | None) -> str:
     """What the forward pass must leave for a backward pass, if there can be one."""
+    if not torch.compiler.is_compiling() and torch.autograd.forward_ad._current_level >= 0:
+        # The operators know backward mode only, and would pass on no derivative at all.
+        raise GSAError(f"{operation}: the chunk engine has no forward-mode derivative; use backend='reference'")
     if not torch.is_grad_enabled() or not any(x is not None and x.requires_grad for x in inputs):
         return "nothing"
     return "marks" if recompute else "states"
@@ -35,7 +39,7 @@ def gated_linear_attention(
     cu_seqlens: Tensor | None,
     recompute: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    keep = _keep(recompute, q, k, v, gk, gv, initial_state)
+    keep = _keep("gated_linear_attention", recompute, q, k, v, gk, gv, initial_state)
     o, final, _ = _gla(q, k, v, gk, gv, initial_state, cu_seqlens, scale, keep)
     return o, final
 
@@ -54,7 +58,7 @@ def gated_slot_attention(
     recompute: bool = True,
 ) -> tuple[Tensor, SlotState]:
     initial_k, initial_v = (None, None) if initial_state is None else initial_state
-    keep = _keep(recompute, q, k, v, g, s, initial_k, initial_v)
+    keep = _keep("gated_slot_attention", recompute, q, k, v, g, s, initial_k, initial_v)
     o, final_k, final_v, *_ = _gsa(q, k, v, g, s, initial_k, initial_v, cu_seqlens, scale, readout, keep)
     return o, SlotState(final_k, final_v)
 
@@ -63,13 +67,13 @@ _GLA = "Tensor q, Tensor k, Tensor v, Tensor? gk, Tensor? gv, Tensor? initial, T
 _GSA = "Tensor q, Tensor k, Tensor v, Tensor g, Tensor? s, Tensor? initial_k, Tensor? initial_v, Tensor? cu_seqlens"
 
 
-def _operator(name: str, inputs: str, outputs: int, compute: Callable[..., Any]) -> Any:
+def _operator(name: str, operation: str, inputs: str, outputs: int, compute: Callable[..., Any]) -> Any:
     """Registers `compute` as an operator; it runs at full precision whatever autocast says, and returns tensors."""
 
     def run(*args: Any) -> tuple[Tensor, ...]:
         first = args[0]
         try:
-            with torch.autocast(first.device.type, enabled=False):
+            with torch.autocast(first.device.type, enabled=False), raised_by(operation):
                 results = compute(*args)
         finally:
             trim_scratch()
@@ -79,16 +83,20 @@ def _operator(name: str, inputs: str, outputs: int, compute: Callable[..., Any])
     return torch.library.custom_op(f"gsa::{name}", run, mutates_args=(), schema=f"({inputs}) -> ({returns})")
 
 
-_gla = _operator("chunk_gla", f"{_GLA}, float scale, str keep", 3, chunk.gla_forward)
+_gla = _operator("chunk_gla", "gated_linear_attention", f"{_GLA}, float scale, str keep", 3, chunk.gla_forward)
 _gla_grad = _operator(
     "chunk_gla_backward",
+    "gated_linear_attention",
     f"Tensor do, Tensor? dfinal, {_GLA}, Tensor kept, float scale, str keep",
     6,
     chunk.gla_backward,
 )
-_gsa = _operator("chunk_gsa", f"{_GSA}, float scale, str readout, str keep", 6, chunk.gsa_forward)
+_gsa = _operator(
+    "chunk_gsa", "gated_slot_attention", f"{_GSA}, float scale, str readout, str keep", 6, chunk.gsa_forward
+)
 _gsa_grad = _operator(
     "chunk_gsa_backward",
+    "gated_slot_attention",
     f"Tensor do, Tensor? dfinal_k, Tensor? dfinal_v, {_GSA}, "
     "Tensor slots, Tensor kept_k, Tensor kept_v, float scale, str readout, str keep",
     7,

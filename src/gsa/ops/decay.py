@@ -26,18 +26,23 @@ from torch import Tensor
 
 from gsa.ops.scratch import Scratch
 
-# Nats of decay in a chunk that the split may span. Each factor takes half of it: e^40 leaves room for scores of 1e20.
-SPLIT_LIMIT = {torch.float32: 80.0, torch.float64: 500.0}
+# Nats of decay per token, on average over a chunk, up to which the split is taken. Over 64 tokens that is 80 nats, of
+# which each factor spans half: e^40 leaves fp32 room for results of 1e20. In a shorter chunk the same rate is the limit
+# and not the same sum, because the gradient of the gate is a difference there, of terms e^-g times larger than itself.
+SPLIT_LIMIT = {torch.float32: 80.0 / 64, torch.float64: 500.0 / 64}
 
 
 class Decay:
-    """The decay of one gate over chunks of C tokens; g [n, C, F], where F = 1 is one gate for the whole head."""
+    """The decay of one gate over chunks of C tokens; g [n, C, F], where F = 1 is one gate for the whole head.
 
-    def __init__(self, name: str, g: Tensor, scratch: Scratch):
+    `held` counts the tokens of each chunk that are not padding: [n, 1, 1], or C if all are full.
+    """
+
+    def __init__(self, name: str, g: Tensor, held: Tensor | int, scratch: Scratch):
         self.g = g
         cumulative = torch.cumsum(g, 1, out=scratch(f"{name} up", *g.shape))
         log_half = cumulative[:, -1:] / 2
-        fits = log_half >= -SPLIT_LIMIT[g.dtype] / 2
+        fits = log_half >= held * (-SPLIT_LIMIT[g.dtype] / 2)
         self.half = log_half.exp()
         """exp(half the chunk's decay) [n, 1, F]: from before the chunk to the anchor, and from there to its end."""
         self.up = cumulative.sub_(log_half).exp_()
@@ -244,7 +249,6 @@ class GateGradient:
         dg = reverse_cumsum(self.balance, 1).add_(self.left)
         if self.decay.strong is not None:
             dg[self.decay.strong] += self.strong
-            dg.masked_fill_(self.decay.g.isneginf(), 0.0)  # exp(-inf) = 0 passes nothing on, not even rounding
         return dg
 
 

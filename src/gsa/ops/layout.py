@@ -22,6 +22,8 @@ from gsa.ops.scratch import scratch_for
 from gsa.ops.state import compute_dtype
 
 MAX_CHUNK = 64
+# For packed sequences, however short on average: the average may be of one long sequence and many empty ones.
+MIN_CHUNK = 16
 # Elements of one operand of a segment: large enough to feed batched matmuls, small enough to stay in cache.
 SEGMENT_ELEMENTS = 1 << 19
 # A segment takes more lanes only if it still has so many chunks: states are kept for the backward pass per segment.
@@ -56,6 +58,8 @@ class Segment:
     """The part of time it covers."""
     places: Tensor | None
     """Where on the grid each of the tokens stands; None if they fill it, otherwise the rest is padding."""
+    held: Tensor | int
+    """Tokens in each chunk, for every lane and head of it [n, 1, 1]; or C, if they fill it."""
     starts: dict[int, slice] = field(default_factory=dict)
     """Chunk of this segment -> the sequences that begin with it."""
     ends: dict[int, slice] = field(default_factory=dict)
@@ -80,7 +84,7 @@ def plan(B: int, T: int, heads: int, width: int, sequences: int | None) -> Plan:
     """The plan for B rows of T tokens with so many heads of (at most) this width; `sequences` if they are packed."""
     longest_mean = T if sequences is None else T // max(sequences, 1)
     C = 1
-    while min(longest_mean, MAX_CHUNK) > C:
+    while min(max(longest_mean, MIN_CHUNK), T, MAX_CHUNK) > C:
         C *= 2
     chunks = -(-T // C) if sequences is None else T // C + sequences
     per_chunk = max(heads * C * width, 1)
@@ -126,10 +130,12 @@ class Layout:
         before = self.segments[-1].first_chunk + self.segments[-1].chunks if self.segments else 0
         for c in range(0, len(first), self.plan.segment_chunks):
             here = range(c, min(c + self.plan.segment_chunks, len(first)))
-            places = None
+            places: Tensor | None = None
+            held: Tensor | int = C
             if any(length[i] < C for i in here):
-                held = torch.arange(C) < torch.tensor([length[i] for i in here])[:, None]
-                places = held.flatten().nonzero().squeeze(1).to(device)
+                lengths = torch.tensor([length[i] for i in here])
+                places = (torch.arange(C) < lengths[:, None]).flatten().nonzero().squeeze(1).to(device)
+                held = lengths.repeat_interleave((lanes.stop - lanes.start) * self.H)[:, None, None].to(device)
             self.segments.append(
                 Segment(
                     len(self.segments),
@@ -138,6 +144,7 @@ class Layout:
                     lanes,
                     slice(first[here[0]], first[here[-1]] + length[here[-1]]),
                     places,
+                    held,
                     {i - c: starts[i] for i in here if i in starts},
                     {i - c: ends[i] for i in here if i in ends},
                 )

@@ -15,6 +15,7 @@ from typing import ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
+from gsa.errors import raised_by
 from gsa.ops.layout import sequence_bounds
 from gsa.ops.readout import READOUTS
 from gsa.ops.state import BoundedMemoryState, SlotState, compute_dtype
@@ -23,20 +24,20 @@ P = ParamSpec("P")
 Result = TypeVar("Result")
 
 
-def _at_full_precision(f: Callable[P, Result]) -> Callable[P, Result]:
-    """f with autocast off, which would round the matmuls of a token loop at every step."""
+def _operation(f: Callable[P, Result]) -> Callable[P, Result]:
+    """f with its name in errors, and autocast off, which would round the matmuls of a token loop at every step."""
 
     @wraps(f)
     def run(*args: P.args, **kwargs: P.kwargs) -> Result:
         first = args[0]
         assert isinstance(first, Tensor)
-        with torch.autocast(first.device.type, enabled=False):
+        with torch.autocast(first.device.type, enabled=False), raised_by(f.__name__):
             return f(*args, **kwargs)
 
     return run
 
 
-@_at_full_precision
+@_operation
 def gated_linear_attention(
     q: Tensor,
     k: Tensor,
@@ -71,7 +72,7 @@ def gated_linear_attention(
     return _assemble(lanes, final, q, V, out_dtype, (H, K, V))
 
 
-@_at_full_precision
+@_operation
 def gated_slot_attention(
     q: Tensor,
     k: Tensor,
@@ -116,7 +117,7 @@ def gated_slot_attention(
     return o, SlotState(last_k, torch.stack(final_v) if final_v else q.new_zeros(0, H, M, V))
 
 
-@_at_full_precision
+@_operation
 def attention_with_bounded_memory(
     q: Tensor,
     k: Tensor,

@@ -42,7 +42,8 @@ PREFERENCE: dict[str, tuple[str, ...]] = {"other": ("chunk",)}
 
 
 class _Chosen(threading.local):  # not a ContextVar, which torch.compile cannot read
-    name = "auto"
+    def __init__(self) -> None:  # not a class attribute, whose change torch.compile does not see
+        self.name = "auto"
 
 
 _chosen = _Chosen()
@@ -77,6 +78,8 @@ def use_backend(name: str) -> Iterator[None]:
 
 def engine(backend: str, device: torch.device) -> ModuleType:
     """The module of the engine asked for, by name or by `use_backend`, or of the best one for the device."""
+    if not isinstance(backend, str):
+        raise GSAError(f"backend must be a name, got {type(backend).__name__}")
     name = _chosen.name if backend == "auto" else backend
     if name == "auto":
         candidates = PREFERENCE.get(device.type, PREFERENCE["other"])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gsa.ops.checks import Checker
+from gsa.ops.checks import Checker, one_dtype
 from gsa.ops.readout import READOUTS
 from gsa.ops.state import SlotState, compute_dtype
 
@@ -29,7 +29,7 @@ def gated_slot_attention_step(
 
     Arguments are those of `gated_slot_attention` without time: q [B, HQ, K], k [B, H, K], v [B, H, V], log forget gate
     g [B, H, M], write strength s [B, H, M] (default 1 - exp(g)). The state passed in stays as it is, unless `inplace`:
-    then its tensors are updated and returned, which is faster, and gradients cannot flow.
+    then its tensors are updated and returned, which is faster, and no gradient flows.
 
     >>> state = SlotState(torch.zeros(1, 2, 8, 4), torch.zeros(1, 2, 4, 8))
     >>> q, k, v = torch.randn(3, 1, 2, 8)
@@ -38,6 +38,7 @@ def gated_slot_attention_step(
     torch.Size([1, 2, 8])
     """
     check = Checker("gated_slot_attention_step")
+    q, k, v = one_dtype(q, k, v)
     check.qkv(q, k, v, steps=True)
     B, K = q.shape[0], q.shape[2]
     H, V = v.shape[1:]
@@ -54,7 +55,8 @@ def gated_slot_attention_step(
     check.state("state.v", memory_v, (B, H, M, V), "B, H, M, V", q)
 
     dtype = compute_dtype(q.dtype)
-    with torch.autocast(q.device.type, enabled=False):
+    grad = torch.is_grad_enabled() and not inplace
+    with torch.autocast(q.device.type, enabled=False), torch.set_grad_enabled(grad):
         g = g.to(dtype)
         decay, write = g.exp(), -torch.expm1(g) if s is None else s.to(dtype)
         if inplace:

@@ -32,9 +32,9 @@ def report(monkeypatch: pytest.MonkeyPatch) -> dict:
     """A real report, of small sizes and without waiting."""
     monkeypatch.setattr("gsa.bench.timing.TURN", 0.0001)
 
-    def contest(entries: list[ops.Entry], against: bool, backend: str) -> tuple[list[ops.Row], float]:
+    def contest(entries: list[ops.Entry], against: bool, backend: str, rounds: int) -> tuple[list[ops.Row], float]:
         small = [ops.Entry(1, 64, e.T // 64, e.backward, e.tau) for e in entries]
-        return real(small, against, backend, seconds=0.0)
+        return real(small, against, backend, seconds=0.0, rounds=rounds)
 
     real = ops.contest
     monkeypatch.setattr(ops, "contest", contest)
@@ -71,7 +71,7 @@ def test_json_is_all_that_is_printed(
 def test_quick_measures_less(monkeypatch: pytest.MonkeyPatch) -> None:
     lengths = []
 
-    def contest(entries: list[ops.Entry], against: bool, backend: str) -> tuple[list[ops.Row], float]:
+    def contest(entries: list[ops.Entry], against: bool, backend: str, rounds: int) -> tuple[list[ops.Row], float]:
         lengths.extend(e.T for e in entries)
         return [ops.Row(e.heads, e.width, e.T, e.backward, e.tau) for e in entries], 1.0
 

@@ -159,7 +159,7 @@ def attention_with_bounded_memory(
     >>> state.log_z.shape
     torch.Size([1, 2, 4])
     """
-    from gsa.ops.abc import write_gates
+    from gsa.ops.bounded_memory import write_gates
 
     check = Checker("attention_with_bounded_memory")
     q, k, v = one_dtype(q, k, v)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gsa.errors import GSAError, raised_by
 from gsa.ops import chunk
+from gsa.ops.scan import kept_shape
 from gsa.ops.scratch import trim_scratch
 from gsa.ops.state import SlotState, compute_dtype
 
@@ -115,7 +116,7 @@ def _like(x: Tensor | None, q: Tensor) -> Tensor:
 @_gla.register_fake
 def _(q, k, v, gk, gv, initial, cu_seqlens, scale, keep):  # type: ignore[no-untyped-def]
     dtype, H, K, V = compute_dtype(q.dtype), k.shape[2], k.shape[3], v.shape[3]
-    kept = chunk.kept_shape(chunk.plan_for(q, v, cu_seqlens), keep, H, K, V)
+    kept = kept_shape(chunk.plan_for(q, v, cu_seqlens), keep, H, K, V)
     return (
         q.new_empty(*q.shape[:3], V),
         q.new_empty((_sequences(q, cu_seqlens), H, K, V), dtype=dtype),
@@ -138,8 +139,8 @@ def _(q, k, v, g, s, initial_k, initial_v, cu_seqlens, scale, readout, keep):  #
         q.new_empty((N, H, K, M), dtype=dtype),
         q.new_empty((N, H, M, V), dtype=dtype),
         q.new_empty((0,) if keep == "nothing" else (*q.shape[:3], M), dtype=dtype),
-        q.new_empty(chunk.kept_shape(plan, keep, H, K, M), dtype=dtype),
-        q.new_empty(chunk.kept_shape(plan, keep, H, M, V), dtype=dtype),
+        q.new_empty(kept_shape(plan, keep, H, K, M), dtype=dtype),
+        q.new_empty(kept_shape(plan, keep, H, M, V), dtype=dtype),
     )
 
 

@@ -19,6 +19,7 @@ the size of a half block, m the number of chunks in the halving form.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from functools import cached_property
 
 import torch
@@ -61,53 +62,57 @@ class Decay:
         return self.half.square().squeeze(1)
 
 
-class Early:
-    """Keys or values y [n, C, F], the side of a product that is written first and decays towards the other."""
+class Side(ABC):
+    """One side of a product inside a chunk: a tensor with its decay, seen from the chunk's anchor and its border."""
 
     def __init__(self, name: str, raw: Tensor, decay: Decay | None, scratch: Scratch):
         self.name, self.raw, self.decay, self.scratch = name, raw, decay, scratch
 
-    @cached_property
-    def inside(self) -> Tensor:
-        """Decayed to the chunk's anchor (not for strong chunks)."""
-        if self.decay is None:
-            return self.raw
-        return torch.mul(self.raw, self.decay.down, out=self.scratch(f"{self.name} inside", *self.raw.shape))
+    @abstractmethod
+    def _weight(self, decay: Decay) -> Tensor:
+        """The decay between token and anchor [n, C, F]."""
 
-    @cached_property
-    def end(self) -> Tensor:
-        """Decayed to the end of the chunk."""
-        if self.decay is None:
-            return self.raw
-        end = torch.mul(self.inside, self.decay.half, out=self.scratch(f"{self.name} end", *self.raw.shape))
-        if self.decay.strong is not None:
-            end[self.decay.strong] = self.raw[self.decay.strong] * self.decay.halves.suffix
-        return end
-
-
-class Late:
-    """Queries or output gradients x [n, R*C, F], the side of a product that reads what has decayed up to it."""
-
-    def __init__(self, name: str, raw: Tensor, decay: Decay | None, scratch: Scratch):
-        self.name, self.raw, self.decay, self.scratch = name, raw, decay, scratch
+    @abstractmethod
+    def _exact(self, halves: Halves) -> Tensor:
+        """The decay between token and border, for strong chunks [m, C, F]."""
 
     @cached_property
     def inside(self) -> Tensor:
-        """Weighted from the chunk's anchor (not for strong chunks)."""
+        """Weighted to the anchor of the chunk (not for strong chunks)."""
         if self.decay is None:
             return self.raw
-        return over_queries(self.raw, self.decay.up, self.scratch(f"{self.name} inside", *self.raw.shape))
+        return over_queries(self.raw, self._weight(self.decay), self.scratch(f"{self.name} inside", *self.raw.shape))
 
     @cached_property
-    def start(self) -> Tensor:
-        """Weighted from before the chunk."""
+    def border(self) -> Tensor:
+        """Weighted to the border of the chunk."""
         if self.decay is None:
             return self.raw
-        start = torch.mul(self.inside, self.decay.half, out=self.scratch(f"{self.name} start", *self.raw.shape))
+        border = torch.mul(self.inside, self.decay.half, out=self.scratch(f"{self.name} border", *self.raw.shape))
         strong = self.decay.strong
         if strong is not None:
-            start[strong] = over_queries(self.raw[strong], self.decay.halves.prefix)
-        return start
+            border[strong] = over_queries(self.raw[strong], self._exact(self.decay.halves))
+        return border
+
+
+class Early(Side):
+    """Keys or values [n, C, F], written first and decaying towards the reader; their border is the end of the chunk."""
+
+    def _weight(self, decay: Decay) -> Tensor:
+        return decay.down
+
+    def _exact(self, halves: Halves) -> Tensor:
+        return halves.suffix
+
+
+class Late(Side):
+    """Queries or output gradients [n, R*C, F], which read what has decayed; their border is the start of the chunk."""
+
+    def _weight(self, decay: Decay) -> Tensor:
+        return decay.up
+
+    def _exact(self, halves: Halves) -> Tensor:
+        return halves.prefix
 
 
 class Halves:

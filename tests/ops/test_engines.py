@@ -117,7 +117,7 @@ def test_single_precision_at_real_sizes(engine: str, tau: float, monkeypatch: py
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize(("T", "nats"), [(1, 30.0), (2, 39.0), (4, 19.0), (20, 20.0), (68, 19.0), (64, 1.2)])
+@pytest.mark.parametrize(("T", "nats"), [(1, 30.0), (2, 39.0), (4, 19.0), (20, 20.0), (68, 19.0), (64, 0.99)])
 def test_gradients_of_gates_that_are_all_strong(engine: str, dtype: torch.dtype, T: int, nats: float) -> None:
     """The gradient of a gate is e^-nats times what goes past it, and must not drown in it, however short the chunk."""
     case = Case(B=1, T=T, H=2, K=5, V=4, M=3, write=True, initial=False)
@@ -133,7 +133,7 @@ def test_gradients_of_gates_that_are_all_strong(engine: str, dtype: torch.dtype,
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("nats", [1.2, 1.3, 2.3, 5.0])
+@pytest.mark.parametrize("nats", [0.99, 1.2, 2.3, 5.0])
 def test_large_values_under_strong_gates(engine: str, nats: float) -> None:
     """Weights that are split into large and small factors must not overflow where the answer is finite."""
     case = Case(B=1, T=128, H=1, K=64, V=8, gate="fast", initial=False, scale=1.0)

@@ -27,10 +27,10 @@ from torch import Tensor
 
 from gsa.ops.scratch import Scratch
 
-# Nats of decay per token, on average over a chunk, up to which the split is taken. Over 64 tokens that is 80 nats, of
-# which each factor spans half: e^40 leaves fp32 room for results of 1e20. In a shorter chunk the same rate is the limit
-# and not the same sum, because the gradient of the gate is a difference there, of terms e^-g times larger than itself.
-SPLIT_LIMIT = {torch.float32: 80.0 / 64, torch.float64: 500.0 / 64}
+# Nats of decay per token, on average over a chunk, up to which the split is taken. For fp32 that is 64 nats over 64
+# tokens, of which each factor spans half: e^32 leaves room for results of 1e22. In a shorter chunk the same rate is the
+# limit, not the same sum: the gradient of a gate is a difference there, of terms e^-g times larger than itself.
+SPLIT_LIMIT = {torch.float32: 1.0, torch.float64: 8.0}
 
 
 class Decay:

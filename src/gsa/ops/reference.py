@@ -1,6 +1,7 @@
 """The paper's equations as a token loop: the definition every engine is compared with.
 
-Nothing here is optimised. Gradients come from autograd; any dtype works; autocast does not reach in.
+Nothing here is optimised. Gradients come from autograd; any dtype works; autocast does not reach in. All engines share
+one signature: `recompute` is for those with a backward of their own, and changes nothing here.
 
 Shape letters: B batch, T time, H key/value heads, R queries per key/value head (HQ = H * R),
 K key width, V value width, M slots, N sequences.

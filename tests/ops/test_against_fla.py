@@ -42,7 +42,6 @@ def test_gsa(engine: str) -> None:
     s, g = torch.rand(B, T, H, M), gates(M)
     initial = SlotState(torch.randn(B, H, K, M), torch.randn(B, H, M, V))
     fla = naive("gsa").naive_recurrent_gsa
-    # Its value pass sizes the output like v, so the independent check of grouped queries repeats nothing but heads.
     expected, final = fla(q, k, v, s, g, initial_state=tuple(initial), output_final_state=True)
     o, state = gated_slot_attention(q, k, v, g, s, initial_state=initial, output_final_state=True, backend=engine)
     assert state is not None

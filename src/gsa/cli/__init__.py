@@ -12,6 +12,7 @@ def main(args: list[str] | None = None) -> None:
 
     from gsa import __version__
     from gsa.bench.demo import demo
+    from gsa.bench.linear import linear
     from gsa.bench.ops import ops
     from gsa.errors import GSAError
 
@@ -26,7 +27,7 @@ def main(args: list[str] | None = None) -> None:
 
     verbs: dict[str, Any] = {
         "demo": demo,
-        "bench": {"_help": "Speed and memory, as ratios measured in one run.", "ops": ops},
+        "bench": {"_help": "Speed and memory, as ratios measured in one run.", "ops": ops, "linear": linear},
     }
     given = sys.argv[1:] if args is None else args
     try:

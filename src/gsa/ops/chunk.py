@@ -17,18 +17,27 @@ from gsa.ops.decay import Decay, Early, GateGradient, Late
 from gsa.ops.layout import Layout, Plan, Segment, plan
 from gsa.ops.passes import Pass
 from gsa.ops.readout import READOUTS
-from gsa.ops.scan import Memory, Scan, kept_shape
+from gsa.ops.scan import Memory, Scan, memory_shape
+from gsa.ops.scratch import trims_scratch
 
 
-def plan_for(q: Tensor, v: Tensor, cu_seqlens: Tensor | None) -> Plan:
+def _plan(q: Tensor, v: Tensor, cu_seqlens: Tensor | None) -> Plan:
     sequences = None if cu_seqlens is None else cu_seqlens.shape[0] - 1
     return plan(q.shape[0], q.shape[1], q.shape[2], max(q.shape[3], v.shape[3]), sequences)
 
 
+def kept_shape(
+    q: Tensor, v: Tensor, cu_seqlens: Tensor | None, keep: str, heads: int, rows: int, columns: int
+) -> tuple[int, ...]:
+    """Of the states [rows, columns] that forward keeps."""
+    return memory_shape(_plan(q, v, cu_seqlens), keep, heads, rows, columns)
+
+
 def _layout(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None) -> Layout:
-    return Layout(plan_for(q, v, cu_seqlens), q, k.shape[2], cu_seqlens)
+    return Layout(_plan(q, v, cu_seqlens), q, k.shape[2], cu_seqlens)
 
 
+@trims_scratch
 def gla_forward(
     q: Tensor,
     k: Tensor,
@@ -43,7 +52,7 @@ def gla_forward(
     """o [B, T, HQ, V], final states [N, H, K, V], kept states."""
     at = _layout(q, k, v, cu_seqlens)
     o = q.new_empty(*q.shape[:3], v.shape[3])
-    kept = q.new_empty(kept_shape(at.plan, keep, at.H, k.shape[3], v.shape[3]), dtype=at.dtype)
+    kept = q.new_empty(memory_shape(at.plan, keep, at.H, k.shape[3], v.shape[3]), dtype=at.dtype)
     memory = Memory("states", at, keep, kept, initial)
     for seg in at.segments:
         x = _gla_pass(at, seg, q, k, v, gk, gv, scale)
@@ -72,6 +81,7 @@ def _gla_pass(
     )
 
 
+@trims_scratch
 def gla_backward(
     do: Tensor,
     dfinal: Tensor | None,
@@ -109,6 +119,7 @@ def gla_backward(
     return dq, dk, dv, dgk, dgv, gradient.leaving
 
 
+@trims_scratch
 def gsa_forward(
     q: Tensor,
     k: Tensor,
@@ -126,8 +137,8 @@ def gsa_forward(
     at, M = _layout(q, k, v, cu_seqlens), g.shape[3]
     o = q.new_empty(*q.shape[:3], v.shape[3])
     slots = q.new_empty((*q.shape[:3], M) if keep != "nothing" else (0,), dtype=at.dtype)
-    kept_k = q.new_empty(kept_shape(at.plan, keep, at.H, k.shape[3], M), dtype=at.dtype)
-    kept_v = q.new_empty(kept_shape(at.plan, keep, at.H, M, v.shape[3]), dtype=at.dtype)
+    kept_k = q.new_empty(memory_shape(at.plan, keep, at.H, k.shape[3], M), dtype=at.dtype)
+    kept_v = q.new_empty(memory_shape(at.plan, keep, at.H, M, v.shape[3]), dtype=at.dtype)
     keys, values = Memory("keys", at, keep, kept_k, initial_k), Memory("values", at, keep, kept_v, initial_v)
     for seg in at.segments:
         write = _write(at, seg, g, s)
@@ -170,6 +181,7 @@ def _value_pass(at: Layout, seg: Segment, weights: Tensor, write: Early, v: Tens
     return Pass("values", queries, write, values, at.scratch, {"o": "place 2", "dv": "place 3"})
 
 
+@trims_scratch
 def gsa_backward(
     do: Tensor,
     dfinal_k: Tensor | None,

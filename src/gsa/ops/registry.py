@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -17,28 +17,41 @@ from gsa.errors import BackendUnavailable, GSAError
 class Engine:
     """How to get at an engine, and why it cannot run on a device (None: any); None if it can."""
 
-    load: Callable[[], ModuleType]
+    load: Callable[[], Any]
     unavailable: Callable[[torch.device | None], str | None] = lambda device: None
 
 
-def _reference() -> ModuleType:
+def _reference() -> Any:
     from gsa.ops import reference
 
     return reference
 
 
-def _chunk() -> ModuleType:
-    from gsa.ops import chunk_ops
+def _chunk() -> Any:
+    from gsa.ops.chunk_engine import ENGINE
 
-    return chunk_ops
+    return ENGINE
+
+
+def _native() -> Any:
+    from gsa.ops.native.engine import ENGINE
+
+    return ENGINE
+
+
+def _native_unavailable(device: torch.device | None) -> str | None:
+    from gsa.ops.native.library import unavailable
+
+    return unavailable(device)
 
 
 ENGINES: dict[str, Engine] = {
     "reference": Engine(_reference),
     "chunk": Engine(_chunk),
+    "native": Engine(_native, _native_unavailable),
 }
 # What "auto" tries, in order, per device type; "other" is for the rest.
-PREFERENCE: dict[str, tuple[str, ...]] = {"other": ("chunk",)}
+PREFERENCE: dict[str, tuple[str, ...]] = {"cpu": ("native", "chunk"), "other": ("chunk",)}
 
 
 class _Chosen(threading.local):  # not a ContextVar, which torch.compile cannot read
@@ -76,8 +89,8 @@ def use_backend(name: str) -> Iterator[None]:
         _chosen.name = previous
 
 
-def engine(backend: str, device: torch.device) -> ModuleType:
-    """The module of the engine asked for, by name or by `use_backend`, or of the best one for the device."""
+def engine(backend: str, device: torch.device) -> Any:
+    """The engine asked for, by name or by `use_backend`, or of the best one for the device."""
     if not isinstance(backend, str):
         raise GSAError(f"backend must be a name, got {type(backend).__name__}")
     name = _chosen.name if backend == "auto" else backend

@@ -92,7 +92,7 @@ class Memory:
         return self.scan.through(seg, x.k.border, x.v.border, x.state_decay())[:-1].flatten(0, 1)
 
 
-def kept_shape(plan: Plan, keep: str, H: int, K: int, V: int) -> tuple[int, int, int, int]:
+def memory_shape(plan: Plan, keep: str, H: int, K: int, V: int) -> tuple[int, int, int, int]:
     """Shape of what a Memory keeps: states at segments, at chunks, or nothing."""
     count = {"nothing": 0, "marks": plan.max_segments, "states": plan.max_chunks}[keep]
     return (count, plan.lanes * H, K, V)

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+
+P = ParamSpec("P")
+Result = TypeVar("Result")
 
 
 class Scratch:
@@ -59,7 +65,15 @@ def scratch_for(dtype: torch.dtype, device: torch.device) -> Scratch:
     return held[dtype, device]
 
 
-def trim_scratch() -> None:
-    """To be called when a call is done: see Scratch.trim."""
-    for scratch in _scratches.held.values():
-        scratch.trim()
+def trims_scratch(f: Callable[P, Result]) -> Callable[P, Result]:
+    """f, which gives back at its end what may not be kept: see Scratch.trim."""
+
+    @wraps(f)
+    def run(*args: P.args, **kwargs: P.kwargs) -> Result:
+        try:
+            return f(*args, **kwargs)
+        finally:
+            for scratch in _scratches.held.values():
+                scratch.trim()
+
+    return run

@@ -1,0 +1,330 @@
+// What both operators share: working memory, rows of tensors, states, and the way through sequences.
+#pragma once
+
+#include "pass.h"
+
+namespace gsa {
+namespace GSA_ISA {
+namespace {
+
+// Working memory, handed out piece by piece; without memory it only counts.
+struct Arena {
+    char* base = nullptr;
+    size_t used = 0;
+
+    template <class T>
+    T* take(size_t count) {
+        const size_t at = used;
+        used += (count * sizeof(T) + 63) / 64 * 64;
+        return base == nullptr ? nullptr : reinterpret_cast<T*>(base + at);
+    }
+};
+
+template <class T>
+constexpr int whole_vectors(int n) {
+    return (n + Simd<T>::W - 1) / Simd<T>::W * Simd<T>::W;
+}
+
+// The distance between rows of so many numbers; not a power of two, which would crowd a few lines of the cache.
+template <class T>
+constexpr ptrdiff_t row_of(int padded) {
+    return padded * sizeof(T) % 512 == 0 ? padded + 64 / static_cast<int>(sizeof(T)) : padded;
+}
+
+// Gates [chunk, width] whose rows lie as those of what they gate.
+template <class T>
+Gates<T> take_gates(Arena& arena, int width, ptrdiff_t row) {
+    Gates<T> g{};
+    g.width = width;
+    g.row = row;
+    T** const parts[] = {&g.a, &g.prefix, &g.suffix, &g.up, &g.down};
+    for (T** x : parts) *x = arena.take<T>(kChunk * row);
+    g.half = arena.take<T>(width);
+    g.total = arena.take<T>(width);
+    return g;
+}
+
+template <class T>
+GateGradient<T> take_gate_gradient(Arena& arena, const Gates<T>& g) {
+    const size_t size = kChunk * g.row;
+    T *reads = arena.take<T>(size), *writes = arena.take<T>(size), *inside = arena.take<T>(size);
+    return {reads, writes, inside, arena.take<T>(g.width)};
+}
+
+// A matrix of so many rows, with room for its decayed forms if it is gated.
+template <class T>
+Operand<T> take_operand(Arena& arena, int rows, int width, bool gated) {
+    const ptrdiff_t row = row_of<T>(width);
+    T* raw = arena.take<T>(rows * row);
+    T* in = gated ? arena.take<T>(rows * row) : raw;
+    return {raw, in, gated ? arena.take<T>(rows * row) : raw, width, row};
+}
+
+// A chunk of one head of one sequence.
+struct Place {
+    int64_t row, first;  // of the batch; token
+    int count, tokens;   // of tokens; padded
+    int head;
+};
+
+// The chunk's rows of a tensor with `per_head` heads for each of ours, times `scale`: [per_head * tokens, width].
+template <class T>
+void read_rows(const Team& team, const GsaTensor& x, const Place& at, int per_head, T scale, T* out, ptrdiff_t row,
+               int padded) {
+    for (int i = team.begin(per_head * at.tokens); i < team.end(per_head * at.tokens); i++) {
+        const int r = i / at.tokens, t = i % at.tokens;
+        if (t < at.count) {
+            const int64_t from = at.row * x.batch + (at.first + t) * x.time + (at.head * per_head + r) * x.head;
+            read(x, from, scale, out + i * row, padded);
+        } else {
+            for (int f = 0; f < padded; f++) out[i * row + f] = 0;
+        }
+    }
+}
+
+template <class T>
+void write_rows(const Team& team, const T* in, ptrdiff_t row, T scale, const Place& at, int per_head,
+                const GsaTensor& out) {
+    for (int i = team.begin(per_head * at.tokens); i < team.end(per_head * at.tokens); i++) {
+        const int r = i / at.tokens, t = i % at.tokens;
+        if (t >= at.count) continue;
+        const int64_t to = at.row * out.batch + (at.first + t) * out.time + (at.head * per_head + r) * out.head;
+        write(in + i * row, scale, out, to);
+    }
+}
+
+// A log gate's rows as factors a = exp(g) and, if wanted, 1 - a. A gate of width 1 serves all features.
+template <class T>
+void read_gate(const Team& team, const GsaTensor& g, const Place& at, const Gates<T>& to, T* write_strength) {
+    constexpr int W = Simd<T>::W;
+    read_rows(team, g, at, 1, T(1), to.a, to.row, g.width == 1 ? W : to.width);
+    for (int i = team.begin(at.tokens); i < team.end(at.tokens); i++) {
+        T* a = to.a + i * to.row;
+        for (int f = 0; f < (g.width == 1 ? W : to.width); f += W) {
+            Vec<T> e, less_one;
+            exp_and_less_one<T>(load(a + f), e, less_one);
+            store(a + f, e);
+            if (write_strength != nullptr) store(write_strength + i * to.row + f, -less_one);
+        }
+        if (g.width == 1) {
+            const T first = a[0];
+            for (int f = 0; f < to.width; f++) a[f] = first;
+        }
+    }
+}
+
+// One memory of the operator: a matrix [rows, cols] per head, and where it is found outside, as [index, H, rows, cols].
+struct Memory {
+    int rows, cols;      // padded: those of the matrix here
+    ptrdiff_t row;
+    size_t offset;       // in the state of a head
+    int outer_rows, outer_cols;
+    const void* initial;
+    void* final;
+    void* kept;
+    const void* dfinal;
+    void* dinitial;
+};
+
+template <class T>
+void read_state(const Team& team, const Memory& m, const void* from, int64_t index, int heads, int head, T* state) {
+    const int64_t size = static_cast<int64_t>(m.outer_rows) * m.outer_cols;
+    const T* x = from == nullptr ? nullptr : static_cast<const T*>(from) + (index * heads + head) * size;
+    for (int i = team.begin(m.rows); i < team.end(m.rows); i++) {
+        T* out = state + m.offset + i * m.row;
+        const int there = x != nullptr && i < m.outer_rows ? m.outer_cols : 0;
+        for (int j = 0; j < there; j++) out[j] = x[static_cast<int64_t>(i) * m.outer_cols + j];
+        for (int j = there; j < m.cols; j++) out[j] = 0;
+    }
+}
+
+template <class T>
+void write_state(const Team& team, const Memory& m, const T* state, void* to, int64_t index, int heads, int head) {
+    const int64_t size = static_cast<int64_t>(m.outer_rows) * m.outer_cols;
+    T* x = static_cast<T*>(to) + (index * heads + head) * size;
+    for (int i = team.begin(m.outer_rows); i < team.end(m.outer_rows); i++)
+        for (int j = 0; j < m.outer_cols; j++)
+            x[static_cast<int64_t>(i) * m.outer_cols + j] = state[m.offset + i * m.row + j];
+}
+
+// The way of a team through the heads [from, to) of sequence n. Op computes chunks:
+//     memories, memory_count, state_size
+//     forward(team, place, state), replay(team, place, before, after), backward(team, place, before, after, dstate)
+// Each ends with the team together.
+template <class T, class Op>
+struct Walk {
+    Op op;
+    const GsaShape& shape;
+    const Plan& plan;
+    T* states;   // of the heads of a group, one after another; backward: their gradients
+    T* replayed; // backward: before each chunk from one mark to the next, and after the last
+
+    Walk(Arena& arena, const typename Op::Call& call, bool backward, const Plan& plan, int group)
+        : op(arena, call, backward), shape(call.shape), plan(plan) {
+        states = arena.take<T>(op.state_size * group);
+        replayed = backward ? arena.take<T>(op.state_size * (shape.mark_chunks + 1)) : nullptr;
+    }
+
+    int chunks(int64_t n) const { return static_cast<int>((shape.stops[n] - shape.starts[n] + kChunk - 1) / kChunk); }
+
+    Place place(int64_t n, int chunk, int head) const {
+        const int64_t first = shape.starts[n] + static_cast<int64_t>(chunk) * kChunk;
+        const int64_t left = shape.stops[n] - first;
+        const int count = left < kChunk ? static_cast<int>(left) : kChunk;
+        return {shape.rows[n], first, count, whole_vectors<T>(count), head};
+    }
+
+    void read_states(const Team& team, const void* const (&from)[2], int64_t index, int head, T* state) const {
+        for (int m = 0; m < op.memory_count; m++)
+            read_state(team, op.memories[m], from[m], index, shape.heads, head, state);
+    }
+
+    void write_states(const Team& team, const T* state, void* const (&to)[2], int64_t index, int head) const {
+        for (int m = 0; m < op.memory_count; m++)
+            write_state(team, op.memories[m], state, to[m], index, shape.heads, head);
+    }
+
+    void forward(const Team& team, int64_t n, int from, int to) {
+        const Memory* m = op.memories;
+        const void* const initial[] = {m[0].initial, m[1].initial};
+        void* const final[] = {m[0].final, m[1].final};
+        void* const kept[] = {m[0].kept, m[1].kept};
+        const int64_t first_mark = plan.first_mark[n];
+        for (int h = from; h < to; h++) read_states(team, initial, n, h, states + (h - from) * op.state_size);
+        team.wait();
+        for (int c = 0; c < chunks(n); c++)
+            for (int h = from; h < to; h++) {
+                T* state = states + (h - from) * op.state_size;
+                if (kept[0] != nullptr && c % shape.mark_chunks == 0) {
+                    write_states(team, state, kept, first_mark + c / shape.mark_chunks, h);
+                    team.wait();
+                }
+                op.forward(team, place(n, c, h), state);
+            }
+        for (int h = from; h < to; h++) write_states(team, states + (h - from) * op.state_size, final, n, h);
+        team.wait();
+    }
+
+    void backward(const Team& team, int64_t n, int from, int to) {
+        const Memory* m = op.memories;
+        const void* const kept[] = {m[0].kept, m[1].kept};
+        const void* const dfinal[] = {m[0].dfinal, m[1].dfinal};
+        void* const dinitial[] = {m[0].dinitial, m[1].dinitial};
+        const int64_t first_mark = plan.first_mark[n];
+        const int every = shape.mark_chunks, total = chunks(n);
+        for (int h = from; h < to; h++) read_states(team, dfinal, n, h, states + (h - from) * op.state_size);
+        for (int mark = (total + every - 1) / every - 1; mark >= 0; mark--)
+            for (int h = from; h < to; h++) {
+                const int first = mark * every, stop = first + every < total ? first + every : total;
+                read_states(team, kept, first_mark + mark, h, replayed);
+                team.wait();
+                for (int c = first; c < stop; c++) {
+                    T* before = replayed + (c - first) * op.state_size;
+                    if (every == 1 && c + 1 < total) {
+                        read_states(team, kept, first_mark + c + 1, h, before + op.state_size);
+                        team.wait();
+                    } else {
+                        op.replay(team, place(n, c, h), before, before + op.state_size);
+                    }
+                }
+                for (int c = stop - 1; c >= first; c--) {
+                    const T* before = replayed + (c - first) * op.state_size;
+                    op.backward(team, place(n, c, h), before, before + op.state_size,
+                                states + (h - from) * op.state_size);
+                }
+            }
+        team.wait();
+        for (int h = from; h < to; h++) write_states(team, states + (h - from) * op.state_size, dinitial, n, h);
+        team.wait();
+    }
+};
+
+// Heads in a unit of work: several, so that what lies side by side in memory is read at about the same time, while
+// their states fit in the cache and there is a unit for every thread.
+template <class T, class Op>
+int heads_at_once(const typename Op::Call& call, const Plan& plan) {
+    Arena nothing;
+    const Op op(nothing, call, false);
+    const int64_t fitting = (256 << 10) / static_cast<int64_t>(op.state_size * sizeof(T));
+    const int64_t sharing = call.shape.sequences * call.shape.heads / plan.threads;
+    int64_t heads = fitting < sharing ? fitting : sharing;
+    if (heads > call.shape.heads) heads = call.shape.heads;
+    return heads < 1 ? 1 : static_cast<int>(heads);
+}
+
+template <class T, class Op>
+size_t working_memory(const typename Op::Call& call, bool backward, const Plan& plan) {
+    Arena arena;
+    Walk<T, Op>(arena, call, backward, plan, heads_at_once<T, Op>(call, plan));
+    return arena.used + 64;  // apart from the neighbour's
+}
+
+// All sequences and heads on all threads. A unit of work is a sequence with a group of its heads. Where whole units
+// would leave threads without work, a few threads form a team and share one.
+template <class T, class Op>
+struct Schedule {
+    const typename Op::Call& call;
+    bool backward;
+    const Plan& plan;
+    char* memory;
+    size_t per_thread;
+    int group;           // heads in a unit
+    int64_t units;
+    int64_t next;        // unit that nobody works on yet
+    int64_t together;    // the first so many units are for teams
+    Gate* gates;         // one per team
+
+    int64_t groups() const { return (call.shape.heads + group - 1) / group; }
+    int64_t length(int64_t unit) const {
+        const int64_t n = plan.order[unit / groups()];
+        return call.shape.stops[n] - call.shape.starts[n];
+    }
+
+    void work(const Team& team, char* space, int64_t unit) const {
+        Arena arena;
+        arena.base = space;
+        Walk<T, Op> walk(arena, call, backward, plan, group);
+        const int from = static_cast<int>(unit % groups()) * group;
+        const int to = from + group < call.shape.heads ? from + group : call.shape.heads;
+        if (backward)
+            walk.backward(team, plan.order[unit / groups()], from, to);
+        else
+            walk.forward(team, plan.order[unit / groups()], from, to);
+    }
+
+    // How many of the (sorted) units are better shared: those longer than a fair share of all that is left, and those
+    // that would be left over at the end.
+    void share(int threads) {
+        int64_t left = 0;
+        for (int64_t u = 0; u < units; u++) left += length(u);
+        together = 0;
+        while (together < units && together < threads && length(together) * threads > left) left -= length(together++);
+        if (units < 4 * threads && units % threads > together) together = units % threads;
+        if (threads == 1) together = 0;
+    }
+
+    static void thread(void* context, int rank, int size) {
+        Schedule& s = *static_cast<Schedule*>(context);
+        int64_t shared = s.together;
+        if (size == 1) shared = 0;
+        if (shared > size) shared = size;
+        if (shared > 0) {
+            const int members = size / static_cast<int>(shared), mine = rank / members;
+            if (mine < shared) {
+                const Team team{rank % members, members, &s.gates[mine]};
+                team.wait();  // nobody may still be busy in this memory
+                s.work(team, s.memory + static_cast<size_t>(mine) * members * s.per_thread, mine);
+                team.wait();
+            }
+        }
+        for (;;) {
+            const int64_t unit = shared + __atomic_fetch_add(&s.next, 1, __ATOMIC_RELAXED);
+            if (unit >= s.units) return;
+            s.work(Team{}, s.memory + static_cast<size_t>(rank) * s.per_thread, unit);
+        }
+    }
+};
+
+}  // namespace
+}  // namespace GSA_ISA
+}  // namespace gsa

@@ -1,0 +1,160 @@
+// Exponentials, and the readouts made of them.
+#pragma once
+
+#include "simd.h"
+
+namespace gsa {
+namespace GSA_ISA {
+namespace {
+
+template <class T>
+struct ExpConstants;
+
+template <>
+struct ExpConstants<float> {
+    static constexpr float lowest = -87.33f, highest = 88.3f;  // beyond: zero, and the largest power
+    static constexpr float round = 0x1.8p23f;
+    static constexpr int32_t round_bits = 0x4b400000, bias = 127;
+    static constexpr int shift = 23;
+    static constexpr float log2e = 1.442695040888963f, ln2_high = 0.693145751953125f, ln2_low = 1.428606765330187e-6f;
+    static constexpr int terms = 7;
+};
+
+template <>
+struct ExpConstants<double> {
+    static constexpr double lowest = -708.0, highest = 709.0;
+    static constexpr double round = 0x1.8p52;
+    static constexpr int64_t round_bits = 0x4338000000000000, bias = 1023;
+    static constexpr int shift = 52;
+    static constexpr double log2e = 1.442695040888963407, ln2_high = 0.693147180369123816490,
+                            ln2_low = 1.90821492927058770002e-10;
+    static constexpr int terms = 13;
+};
+
+constexpr double kInverseFactorial[] = {1.0,
+                                        1.0,
+                                        1.0 / 2,
+                                        1.0 / 6,
+                                        1.0 / 24,
+                                        1.0 / 120,
+                                        1.0 / 720,
+                                        1.0 / 5040,
+                                        1.0 / 40320,
+                                        1.0 / 362880,
+                                        1.0 / 3628800,
+                                        1.0 / 39916800,
+                                        1.0 / 479001600,
+                                        1.0 / 6227020800};
+
+// exp(x) and exp(x) - 1, both to full precision: with x = n ln 2 + r, exp(x) = 2^n (1 + (exp(r) - 1)).
+template <class T>
+GSA_INLINE void exp_and_less_one(Vec<T> x, Vec<T>& exp, Vec<T>& less_one) {
+    typedef ExpConstants<T> C;
+    typedef typename Simd<T>::Int Int;
+    const Int under = x < C::lowest;
+    Vec<T> y = under ? splat(C::lowest) : x;  // a NaN stays one
+    y = y > C::highest ? splat(C::highest) : y;
+    const Vec<T> rounded = y * C::log2e + C::round;
+    const Vec<T> n = rounded - C::round;
+    const Vec<T> r = (y - n * C::ln2_high) - n * C::ln2_low;
+    Vec<T> tail = splat(static_cast<T>(kInverseFactorial[C::terms]));
+#pragma GCC unroll 16
+    for (int i = C::terms - 1; i >= 1; i--) tail = tail * r + static_cast<T>(kInverseFactorial[i]);
+    tail *= r;
+    Int word;
+    __builtin_memcpy(&word, &rounded, sizeof(word));
+    word = (word - C::round_bits + C::bias) << C::shift;
+    Vec<T> power;
+    __builtin_memcpy(&power, &word, sizeof(power));
+    exp = under ? Vec<T>{} : power * tail + power;
+    less_one = under ? splat(T(-1)) : power * tail + (power - T(1));
+}
+
+template <class T>
+GSA_INLINE Vec<T> exp(Vec<T> x) {
+    Vec<T> e, unused;
+    exp_and_less_one<T>(x, e, unused);
+    return e;
+}
+
+template <class T>
+GSA_INLINE Vec<T> sigmoid(Vec<T> x) {
+    const Vec<T> small = exp<T>(x < T(0) ? x : -x);  // never overflows
+    return (x < T(0) ? small : splat(T(1))) / (T(1) + small);
+}
+
+template <class T>
+GSA_INLINE Vec<T> larger(Vec<T> a, Vec<T> b) {
+    return a > b ? a : b;
+}
+
+// weights [M] of scores [M]; what lies between M and `padded` becomes zero.
+template <class T>
+void read_out(int readout, const T* x, int M, int padded, T* p) {
+    constexpr int W = Simd<T>::W;
+    if (readout == 0) {  // softmax
+        const int whole = M / W * W;
+        const typename Simd<T>::Int beyond = lane_numbers<T>() >= M - whole;
+        const T lowest = -static_cast<T>(__builtin_inff());
+        Vec<T> most = splat(lowest);
+        for (int i = 0; i < whole; i += W) most = larger<T>(most, load(x + i));
+        if (whole < padded) most = larger<T>(most, beyond ? splat(lowest) : load(x + whole));
+        T highest = most[0];
+        for (int i = 1; i < W; i++) highest = most[i] > highest ? most[i] : highest;
+        // A NaN compares as not larger, so it may not be found here; it is found again below.
+        Vec<T> total{};
+        for (int i = 0; i < whole; i += W) {
+            const Vec<T> e = exp<T>(load(x + i) - highest);
+            total += e;
+            store(p + i, e);
+        }
+        if (whole < padded) {
+            const Vec<T> e = beyond ? Vec<T>{} : exp<T>(load(x + whole) - highest);
+            total += e;
+            store(p + whole, e);
+        }
+        const T inverse = T(1) / sum<T>(total);
+        for (int i = 0; i < padded; i += W) store(p + i, load(p + i) * inverse);
+        return;
+    }
+    for (int i = 0; i < padded; i += W) {
+        const Vec<T> y = load(x + i), positive = y > T(0) ? y : Vec<T>{};
+        switch (readout) {
+            case 1: store(p + i, y); break;
+            case 2: store(p + i, y * sigmoid<T>(y)); break;
+            case 3: store(p + i, positive); break;
+            default: store(p + i, positive * positive);
+        }
+    }
+    for (int i = M; i < padded; i++) p[i] = 0;
+}
+
+// dx from the gradient dp of the weights p; may be in place of dp.
+template <class T>
+void read_out_backward(int readout, const T* x, const T* p, const T* dp, int padded, T* dx) {
+    constexpr int W = Simd<T>::W;
+    T along = 0;
+    if (readout == 0) {
+        Vec<T> dot{};
+        for (int i = 0; i < padded; i += W) dot += load(p + i) * load(dp + i);
+        along = sum<T>(dot);
+    }
+    for (int i = 0; i < padded; i += W) {
+        const Vec<T> y = load(x + i), w = load(p + i), dw = load(dp + i);
+        switch (readout) {
+            case 0: store(dx + i, w * (dw - along)); break;
+            case 1: store(dx + i, dw); break;
+            case 2: {
+                const Vec<T> s = sigmoid<T>(y);
+                store(dx + i, dw * (s + w * (T(1) - s)));
+                break;
+            }
+            case 3: store(dx + i, y > T(0) ? dw : Vec<T>{}); break;
+            default: store(dx + i, y > T(0) ? T(2) * y * dw : Vec<T>{});
+        }
+    }
+}
+
+}  // namespace
+}  // namespace GSA_ISA
+}  // namespace gsa

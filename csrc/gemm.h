@@ -1,0 +1,155 @@
+// Small matrix products from cache: out = a b (+ a' b'), in tiles of registers.
+//
+// Rows and inner dimensions may have any size; columns are whole vectors, so matrices are padded to those.
+#pragma once
+
+#include "simd.h"
+#include "team.h"
+
+namespace gsa {
+namespace GSA_ISA {
+namespace {
+
+// Which part of a square, causal `a` is not zero: the sum over its columns stops at, or begins with, the diagonal.
+enum class Band { kFull, kLower, kUpper };
+
+template <class T>
+struct Product {
+    const T* a;
+    ptrdiff_t a_row, a_col;  // one of them is 1
+    const T* b;
+    ptrdiff_t b_row;
+    int inner;
+    Band band = Band::kFull;
+};
+
+template <class T>
+struct Gemm {
+    int rows, cols;
+    T* out;
+    ptrdiff_t out_row;
+    Product<T> first;
+    const Product<T>* second = nullptr;
+    const T* between = nullptr;     // columns of the first product are scaled by this before the second is added
+    const T* old = nullptr;         // added to the result (lies as `out` does, and may be the same), of which
+    const T* keep_row = nullptr;    // this factor is kept in each row
+    const T* keep_col = nullptr;    // and this one in each column
+    bool causal = false;            // only the lower triangle is wanted, and the rest zero where a band may read it
+};
+
+#if GSA_VECTOR_BYTES == 64
+constexpr int kTileRows = 8, kTileVecs = 2;
+#else
+constexpr int kTileRows = 6, kTileVecs = 2;
+#endif
+
+template <class T, int R, int V>
+GSA_INLINE void accumulate(Vec<T> (&acc)[R][V], const T* a, ptrdiff_t a_row, ptrdiff_t a_col, const T* b,
+                           ptrdiff_t b_row, int from, int to) {
+    a += from * a_col;
+    b += from * b_row;
+    for (int k = from; k < to; k++, a += a_col, b += b_row) {
+        Vec<T> x[V];
+#pragma GCC unroll 8
+        for (int v = 0; v < V; v++) x[v] = load(b + v * Simd<T>::W);
+#pragma GCC unroll 16
+        for (int r = 0; r < R; r++) {
+            const T s = a[r * a_row];
+#pragma GCC unroll 8
+            for (int v = 0; v < V; v++) acc[r][v] += s * x[v];
+        }
+    }
+}
+
+template <class T, int R, int V>
+GSA_INLINE void accumulate(Vec<T> (&acc)[R][V], const Product<T>& p, int row, int col) {
+    const int from = p.band == Band::kUpper ? row : 0;
+    const int to = p.band == Band::kLower && row + R < p.inner ? row + R : p.inner;
+    const T* a = p.a + row * p.a_row;
+    // The two ways `a` may lie in memory, spelt out for the compiler.
+    if (p.a_row == 1)
+        accumulate<T, R, V>(acc, a, 1, p.a_col, p.b + col, p.b_row, from, to);
+    else
+        accumulate<T, R, V>(acc, a, p.a_row, 1, p.b + col, p.b_row, from, to);
+}
+
+template <class T, int R, int V>
+__attribute__((noinline)) void tile(const Gemm<T>& g, int row, int col) {
+    constexpr int W = Simd<T>::W;
+    Vec<T> acc[R][V];
+#pragma GCC unroll 16
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+        for (int v = 0; v < V; v++) acc[r][v] = Vec<T>{};
+    accumulate<T, R, V>(acc, g.first, row, col);
+    if (g.between != nullptr)
+#pragma GCC unroll 8
+        for (int v = 0; v < V; v++) {
+            const Vec<T> scale = load(g.between + col + v * W);
+#pragma GCC unroll 16
+            for (int r = 0; r < R; r++) acc[r][v] *= scale;
+        }
+    if (g.second != nullptr) accumulate<T, R, V>(acc, *g.second, row, col);
+    if (g.old != nullptr) {
+#pragma GCC unroll 8
+        for (int v = 0; v < V; v++) {
+            const Vec<T> kept = g.keep_col != nullptr ? load(g.keep_col + col + v * W) : splat(T(1));
+#pragma GCC unroll 16
+            for (int r = 0; r < R; r++) {
+                const Vec<T> old = load(g.old + (row + r) * g.out_row + col + v * W) * kept;
+                acc[r][v] += g.keep_row != nullptr ? g.keep_row[row + r] * old : old;
+            }
+        }
+    }
+    if (g.causal && col + V * W > row)
+#pragma GCC unroll 16
+        for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+            for (int v = 0; v < V; v++)
+                acc[r][v] = lane_numbers<T>() > row + r - col - v * W ? Vec<T>{} : acc[r][v];
+#pragma GCC unroll 16
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+        for (int v = 0; v < V; v++) store(g.out + (row + r) * g.out_row + col + v * W, acc[r][v]);
+}
+
+// A tile of the last rows, which may be fewer.
+template <class T, int R, int V>
+void tile_of(const Gemm<T>& g, int rows, int row, int col) {
+    if constexpr (R > 0) {
+        if (rows >= R)
+            tile<T, R, V>(g, row, col);
+        else
+            tile_of<T, R - 1, V>(g, rows, row, col);
+    }
+}
+
+template <class T, int V>
+void panel(const Gemm<T>& g, int col, int from, int to) {
+    for (int t = from; t < to; t++) {
+        const int row = t * kTileRows;
+        if (g.causal && col > row + kTileRows - 1) continue;
+        tile_of<T, kTileRows, V>(g, g.rows - row, row, col);
+    }
+}
+
+// The team's members each take a part of the tiles; whoever reads the result waits for the team first.
+template <class T>
+void gemm(const Team& team, const Gemm<T>& g) {
+    constexpr int W = Simd<T>::W, kWide = W * kTileVecs;
+    const int tall = (g.rows + kTileRows - 1) / kTileRows, wide = (g.cols + kWide - 1) / kWide;
+    const int begin = team.begin(tall * wide), end = team.end(tall * wide);
+    for (int t = begin; t < end;) {
+        const int p = t / tall, stop = end < (p + 1) * tall ? end : (p + 1) * tall;
+        const int col = p * kWide;
+        if (g.cols - col >= kWide)
+            panel<T, kTileVecs>(g, col, t - p * tall, stop - p * tall);
+        else
+            panel<T, 1>(g, col, t - p * tall, stop - p * tall);
+        t = stop;
+    }
+}
+
+}  // namespace
+}  // namespace GSA_ISA
+}  // namespace gsa

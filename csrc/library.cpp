@@ -1,0 +1,69 @@
+// The library as a whole: its version, and which instruction set it uses.
+#include <atomic>
+#include <cstring>
+
+#include "isa.h"
+#include "native.h"
+
+namespace gsa {
+
+#define GSA_DECLARE(set)                          \
+    namespace set {                               \
+    extern const OperatorKernels operator_kernels; \
+    extern const LinearKernels linear_kernels;     \
+    }
+GSA_DECLARE(baseline)
+#if GSA_X86
+GSA_DECLARE(avx2)
+GSA_DECLARE(avx512)
+#endif
+
+namespace {
+
+// Best first; the last runs everywhere.
+const Isa kIsas[] = {
+#if GSA_X86
+    {"avx512",
+     [] {
+         return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+                __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+     },
+     &avx512::operator_kernels, &avx512::linear_kernels},
+    {"avx2", [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }, &avx2::operator_kernels,
+     &avx2::linear_kernels},
+#endif
+    {"baseline", [] { return true; }, &baseline::operator_kernels, &baseline::linear_kernels},
+};
+
+std::atomic<const Isa*> chosen{nullptr};
+
+}  // namespace
+
+const Isa& isa() {
+    const Isa* set = chosen.load(std::memory_order_relaxed);
+    if (set == nullptr) {
+        for (set = kIsas; !set->supported(); set++) {
+        }
+        chosen.store(set, std::memory_order_relaxed);
+    }
+    return *set;
+}
+
+}  // namespace gsa
+
+extern "C" int gsa_abi(void) { return GSA_ABI; }
+
+extern "C" const char* gsa_isas(void) { return GSA_X86 ? "avx512 avx2 baseline" : "baseline"; }
+
+extern "C" const char* gsa_isa(void) { return gsa::isa().name; }
+
+extern "C" int gsa_use_isa(const char* name) {
+    for (const gsa::Isa& set : gsa::kIsas) {
+        if (std::strcmp(set.name, name) == 0 && set.supported()) {
+            gsa::chosen.store(&set, std::memory_order_relaxed);
+            return 0;
+        }
+    }
+    return 1;
+}

@@ -1,0 +1,86 @@
+// y = W x for a few columns: which kernel, over which rows.
+#include "linear.h"
+
+#include "linear_dense.h"
+#include "linear_quantised.h"
+
+namespace gsa {
+namespace GSA_ISA {
+namespace {
+
+typedef void (*Rows)(const Matrix&, const Columns&, int first, const float* residual, float* y, int64_t row);
+
+template <int Bits, int C>
+Rows choose_quantised(int words_per_quad) {
+#if defined(__AVX512F__)
+    if (words_per_quad == NativeDot::words) return multiply_quantised<Bits, C, IntegerBlock<Bits, C, NativeDot>>;
+#endif
+    if (words_per_quad == PortableDot::words) return multiply_quantised<Bits, C, IntegerBlock<Bits, C, PortableDot>>;
+    return multiply_quantised<Bits, C, RealBlock<Bits, C>>;
+}
+
+template <int C>
+Rows choose(int format, int words_per_quad) {
+    switch (format) {
+        case GSA_WEIGHT_FP32: return multiply_dense<float, C>;
+        case GSA_WEIGHT_BF16: return multiply_dense<BFloat16, C>;
+        case GSA_WEIGHT_INT8: return choose_quantised<8, C>(words_per_quad);
+        default: return choose_quantised<4, C>(words_per_quad);
+    }
+}
+
+Rows choose(int format, int words_per_quad, int columns) {
+    switch (columns) {
+        case 1: return choose<1>(format, words_per_quad);
+        case 2: return choose<2>(format, words_per_quad);
+#if GSA_VECTOR_BYTES == 64
+        case 3: return choose<3>(format, words_per_quad);
+#endif
+        default: return choose<kColumns>(format, words_per_quad);
+    }
+}
+
+void multiply(const Matrix& m, const Columns& columns, const float* residual, float* y, int64_t from, int64_t to) {
+    const int rest = columns.count % kColumns;
+    const Rows whole = choose(m.format, columns.words_per_quad, kColumns);
+    const Rows last = choose(m.format, columns.words_per_quad, rest);
+    for (int64_t block = from; block < to; block++) {
+        // Columns innermost: the weights of a block of rows stay in the cache from one to the next.
+        const int64_t row = block * kBlockRows;
+        int c = 0;
+        for (; c + kColumns <= columns.count; c += kColumns) whole(m, columns, c, residual, y, row);
+        if (rest != 0) last(m, columns, c, residual, y, row);
+    }
+}
+
+int words_per_quad(bool portable) { return dot_is_native() && !portable ? 1 : 2; }
+
+// A sum of all bytes as words: what cannot be done without reading them.
+uint64_t read(const void* bytes, int64_t count) {
+    constexpr int kVectors = 8;
+    typedef Simd<double>::Int Words;
+    const uint8_t* p = static_cast<const uint8_t*>(bytes);
+    Words sums[kVectors] = {};
+    int64_t i = 0;
+    for (; i + kVectors * GSA_VECTOR_BYTES <= count; i += kVectors * GSA_VECTOR_BYTES) {
+#pragma GCC unroll 8
+        for (int j = 0; j < kVectors; j++) {
+            Words words;
+            __builtin_memcpy(&words, p + i + GSA_VECTOR_BYTES * j, sizeof(words));
+            sums[j] ^= words;
+        }
+    }
+    for (int j = 1; j < kVectors; j++) sums[0] ^= sums[j];
+    uint64_t total = 0;
+    for (int l = 0; l < Simd<double>::W; l++) total ^= static_cast<uint64_t>(sums[0][l]);
+    for (; i < count; i++) total ^= static_cast<uint64_t>(p[i]) << 8 * (i % 8);
+    return total;
+}
+
+}  // namespace
+
+extern const LinearKernels linear_kernels;
+const LinearKernels linear_kernels = {read_input, sum_groups, quantise, words_per_quad, multiply, read};
+
+}  // namespace GSA_ISA
+}  // namespace gsa

@@ -1,0 +1,147 @@
+// The C functions of linear.h's kernels: working memory, and rows shared out among threads.
+#include "linear.h"
+
+#include <stdlib.h>
+
+#include <atomic>
+
+#include "isa.h"
+#include "native.h"
+#include "parallel.h"
+
+namespace gsa {
+namespace {
+
+// Less than this per thread is not worth waking one.
+constexpr int64_t kBytesPerThread = 16 << 10;
+
+// Memory of the calling thread, kept from call to call.
+struct Scratch {
+    void* memory = nullptr;
+    size_t size = 0;
+
+    ~Scratch() { free(memory); }
+
+    void* get(size_t bytes) {
+        if (bytes > size) {
+            free(memory);
+            size = (bytes + 4095) / 4096 * 4096;
+            memory = aligned_alloc(64, size);
+            if (memory == nullptr) size = 0;
+        }
+        return memory;
+    }
+};
+
+thread_local Scratch scratch;
+
+struct Layout {
+    size_t used = 0;
+
+    size_t add(size_t bytes) {
+        const size_t at = used;
+        used += (bytes + 63) / 64 * 64;
+        return at;
+    }
+};
+
+// Columns in working memory; false if there is none.
+bool prepare(const LinearKernels& kernels, const Matrix& m, const Input& input, int activations, Columns& columns) {
+    const bool quantised = m.format == GSA_WEIGHT_INT8 || m.format == GSA_WEIGHT_INT4;
+    if (!quantised && input.kind == GSA_INPUT_PLAIN) {
+        columns.x = input.x;
+        columns.stride = m.K;
+        return true;
+    }
+    const bool integers = activations != GSA_ACTIVATIONS_FP32;
+    columns.stride = m.blocks * kBlockColumns;
+    if (integers) columns.words_per_quad = kernels.words_per_quad(activations == GSA_ACTIVATIONS_INT8_PORTABLE);
+    const size_t count = static_cast<size_t>(columns.count), per_block = integers ? count * m.blocks : 0;
+    Layout layout;
+    const size_t x = layout.add(count * columns.stride * sizeof(float));
+    const size_t group_sum = layout.add(count * m.groups * sizeof(float));
+    const size_t words = layout.add(per_block * (kBlockColumns / 4) * columns.words_per_quad * sizeof(int32_t));
+    const size_t block_scale = layout.add(per_block * sizeof(float));
+    const size_t block_sum = layout.add(per_block * sizeof(int32_t));
+    char* memory = static_cast<char*>(scratch.get(layout.used));
+    if (memory == nullptr) return false;
+    kernels.read_input(input, m.K, columns.stride, columns.count, reinterpret_cast<float*>(memory + x));
+    columns.x = reinterpret_cast<float*>(memory + x);
+    columns.group_sum = reinterpret_cast<float*>(memory + group_sum);
+    columns.words = reinterpret_cast<int32_t*>(memory + words);
+    columns.block_scale = reinterpret_cast<float*>(memory + block_scale);
+    columns.block_sum = reinterpret_cast<int32_t*>(memory + block_sum);
+    if (integers) {
+        kernels.quantise(m, columns);
+    } else if (quantised) {
+        kernels.sum_groups(m, columns);
+    }
+    return true;
+}
+
+struct Job {
+    const LinearKernels* kernels;
+    const Matrix* matrix;
+    const Columns* columns;
+    const float* residual;
+    float* y;
+};
+
+void work(void* context, int rank, int size) {
+    const Job& job = *static_cast<const Job*>(context);
+    const int64_t blocks = (job.matrix->N + kBlockRows - 1) / kBlockRows;
+    job.kernels->multiply(*job.matrix, *job.columns, job.residual, job.y, blocks * rank / size,
+                          blocks * (rank + 1) / size);
+}
+
+int64_t bytes_of(const Matrix& m) {
+    const int bits[] = {32, 16, 8, 4};
+    return m.N * m.K * bits[m.format] / 8;
+}
+
+struct Reading {
+    const LinearKernels* kernels;
+    const void* const* parts;
+    const int64_t* bytes;
+    int64_t count;
+    std::atomic<uint64_t> total{0};
+};
+
+void read_share(void* context, int rank, int size) {
+    Reading& reading = *static_cast<Reading*>(context);
+    uint64_t total = 0;
+    for (int64_t i = 0; i < reading.count; i++) {
+        const int64_t lines = reading.bytes[i] / 64, from = 64 * (lines * rank / size);
+        const int64_t to = rank + 1 == size ? reading.bytes[i] : 64 * (lines * (rank + 1) / size);
+        total ^= reading.kernels->read(static_cast<const char*>(reading.parts[i]) + from, to - from);
+    }
+    reading.total.fetch_xor(total);
+}
+
+}  // namespace
+}  // namespace gsa
+
+extern "C" int gsa_matvec(int format, int64_t N, int64_t K, int64_t group, const void* weight, const void* scale,
+                          const void* zero, int input, const float* x, const float* norm, float epsilon, int count,
+                          int activations, const float* residual, float* y, int threads) {
+    using namespace gsa;
+    const LinearKernels& kernels = *isa().linear;
+    Matrix m{format, N, K, (K + kBlockColumns - 1) / kBlockColumns, 1, 1, weight, static_cast<const uint16_t*>(scale),
+             static_cast<const int8_t*>(zero)};
+    m.group_blocks = group == 0 ? m.blocks : group / kBlockColumns;
+    m.groups = (m.blocks + m.group_blocks - 1) / m.group_blocks;
+    Columns columns{};
+    columns.count = count;
+    if (!prepare(kernels, m, {input, x, norm, epsilon}, activations, columns)) return 1;
+    Job job{&kernels, &m, &columns, residual, y};
+    const int64_t useful = 1 + bytes_of(m) / kBytesPerThread;
+    parallel(useful < threads ? static_cast<int>(useful) : threads, work, &job);
+    return 0;
+}
+
+extern "C" uint64_t gsa_read(const void* const* parts, const int64_t* bytes, int64_t count, int threads) {
+    using namespace gsa;
+    Reading reading{isa().linear, parts, bytes, count};
+    parallel(threads, read_share, &reading);
+    return reading.total.load();
+}

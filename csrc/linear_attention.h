@@ -1,0 +1,167 @@
+// Gated linear attention on one chunk: a single pass, gated on either side, on both or on neither.
+#pragma once
+
+#include "chunks.h"
+
+namespace gsa {
+namespace GSA_ISA {
+namespace {
+
+template <class T>
+struct LinearAttention {
+    typedef GsaLinearAttention Call;
+    const Call& call;
+    int queries, K, V;  // widths padded
+    Memory memories[2];
+    static constexpr int memory_count = 1;
+    size_t state_size;
+    bool by_key, by_value;
+
+    Gates<T> key_gates, value_gates;
+    Operand<T> q, k, v, d_o;
+    T *k_turned, *v_turned, *A, *dA, *o, *dq, *dk, *dv, *across, *S_turned, *dS_turned;
+    GateGradient<T> key_gradient, value_gradient;
+
+    LinearAttention(Arena& arena, const Call& call, bool backward) : call(call) {
+        queries = call.shape.queries;
+        K = whole_vectors<T>(call.q.width);
+        V = whole_vectors<T>(call.v.width);
+        by_key = call.gk.data != nullptr;
+        by_value = call.gv.data != nullptr;
+        const ptrdiff_t row = row_of<T>(V);
+        memories[0] = {K, V, row, 0, call.q.width, call.v.width, call.initial, call.final, call.kept, call.dfinal,
+                       call.dinitial};
+        memories[1] = {};
+        state_size = K * row;
+
+        const int rows = queries * kChunk;
+        q = take_operand<T>(arena, rows, K, by_key);
+        k = take_operand<T>(arena, kChunk, K, by_key);
+        v = take_operand<T>(arena, kChunk, V, by_value);
+        if (by_key) key_gates = take_gates<T>(arena, K, k.row);
+        if (by_value) value_gates = take_gates<T>(arena, V, v.row);
+        k_turned = arena.take<T>(K * kChunkRow);
+        A = arena.take<T>(rows * kChunkRow);
+        o = arena.take<T>(rows * v.row);
+        if (!backward) return;
+        d_o = take_operand<T>(arena, rows, V, by_value);
+        v_turned = arena.take<T>(V * kChunkRow);
+        dA = arena.take<T>(rows * kChunkRow);
+        dq = arena.take<T>(rows * q.row);
+        dk = arena.take<T>(kChunk * k.row);
+        dv = arena.take<T>(kChunk * v.row);
+        across = arena.take<T>(rows * v.row);
+        S_turned = arena.take<T>(V * row_of<T>(K));
+        dS_turned = arena.take<T>(V * row_of<T>(K));
+        if (by_key) key_gradient = take_gate_gradient<T>(arena, key_gates);
+        if (by_value) value_gradient = take_gate_gradient<T>(arena, value_gates);
+    }
+
+    Pass<T> pass(const Place& at) const {
+        return {at.tokens, queries, q, k, v, by_key ? &key_gates : nullptr, by_value ? &value_gates : nullptr,
+                k_turned, A, memories[0].row};
+    }
+
+    // Keys, values and gates. The team waits at the end.
+    void read_writes(const Team& team, const Place& at) {
+        key_gates.tokens = value_gates.tokens = at.tokens;
+        read_rows(team, call.k, at, 1, T(1), k.raw, k.row, K);
+        read_rows(team, call.v, at, 1, T(1), v.raw, v.row, V);
+        if (by_key) read_gate<T>(team, call.gk, at, key_gates, nullptr);
+        if (by_value) read_gate<T>(team, call.gv, at, value_gates, nullptr);
+        team.wait();
+        if (by_key) key_gates.prepare(team);
+        if (by_value) value_gates.prepare(team);
+        team.wait();
+        if (by_key) key_gates.decide(at.count);
+        if (by_value) value_gates.decide(at.count);
+        if (by_key) decay_early(team, key_gates, k);
+        if (by_value) decay_early(team, value_gates, v);
+        team.wait();
+    }
+
+    // Queries, and what else the outputs need. The team waits at the end.
+    void read_queries(const Team& team, const Place& at) {
+        read_rows(team, call.q, at, queries, static_cast<T>(call.shape.scale), q.raw, q.row, K);
+        if (by_key) decay_late(team, key_gates, queries, q);
+        turn(team, static_cast<const T*>(k.in), k.row, at.tokens, K, k_turned, kChunkRow);
+        team.wait();
+    }
+
+    void forward(const Team& team, const Place& at, T* state) {
+        read_writes(team, at);
+        read_queries(team, at);
+        const Pass<T> x = pass(at);
+        x.scores(team);
+        team.wait();
+        x.outputs(team, state, o, v.row);
+        team.wait();
+        x.update(team, state, state);
+        write_rows(team, static_cast<const T*>(o), v.row, T(1), at, queries, call.o);
+        team.wait();
+    }
+
+    void replay(const Team& team, const Place& at, const T* before, T* after) {
+        read_writes(team, at);
+        pass(at).update(team, before, after);
+        team.wait();
+    }
+
+    void backward(const Team& team, const Place& at, const T* before, const T* after, T* dstate) {
+        const T scale = static_cast<T>(call.shape.scale);
+        read_writes(team, at);
+        read_rows(team, call.d_o, at, queries, T(1), d_o.raw, d_o.row, V);
+        if (by_value) decay_late(team, value_gates, queries, d_o);
+        turn(team, static_cast<const T*>(v.in), v.row, at.tokens, V, v_turned, kChunkRow);
+        if (by_key) key_gradient.clear(team, key_gates);
+        if (by_value) value_gradient.clear(team, value_gates);
+        read_queries(team, at);
+        const Pass<T> x = pass(at);
+        if (by_value && !value_gates.strong) {  // the gate's gradient wants the outputs
+            x.scores(team);
+            team.wait();
+            x.outputs(team, before, o, v.row);
+            team.wait();
+        }
+        PassGradients<T> d{};
+        d.o = d_o;
+        d.outputs = o;
+        d.dq = dq;
+        d.dk = dk;
+        d.dv = dv;
+        d.dA = dA;
+        d.v_turned = v_turned;
+        d.S_turned = S_turned;
+        d.dS_turned = dS_turned;
+        d.turned_row = row_of<T>(K);
+        d.across = across;
+        d.key_gate = &key_gradient;
+        d.value_gate = &value_gradient;
+        GSA_ISA::backward(team, x, d, before, after, dstate);
+
+        write_rows(team, static_cast<const T*>(dq), q.row, scale, at, queries, call.dq);
+        write_rows(team, static_cast<const T*>(dk), k.row, T(1), at, 1, call.dk);
+        write_rows(team, static_cast<const T*>(dv), v.row, T(1), at, 1, call.dv);
+        if (by_key) key_gradient.finish(team, key_gates);
+        if (by_value) value_gradient.finish(team, value_gates);
+        team.wait();
+        if (by_key) write_gate(team, key_gradient.reads, key_gates, at, call.dgk);
+        if (by_value) write_gate(team, value_gradient.reads, value_gates, at, call.dgv);
+        team.wait();
+    }
+
+    // The gradient of a gate that serves all features is the sum of theirs.
+    void write_gate(const Team& team, T* dg, const Gates<T>& g, const Place& at, const GsaTensor& out) {
+        if (out.width == 1)
+            for (int i = team.begin(at.tokens); i < team.end(at.tokens); i++) {
+                Vec<T> total{};
+                for (int f = 0; f < g.width; f += Simd<T>::W) total += load(dg + i * g.row + f);
+                dg[i * g.row] = sum<T>(total);
+            }
+        write_rows(team, static_cast<const T*>(dg), g.row, T(1), at, 1, out);
+    }
+};
+
+}  // namespace
+}  // namespace GSA_ISA
+}  // namespace gsa

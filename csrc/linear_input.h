@@ -1,0 +1,128 @@
+// From activations as they come to columns as the kernels read them.
+#pragma once
+
+#include "elementary.h"
+#include "linear.h"
+#include "native.h"
+#include "simd.h"
+
+namespace gsa {
+namespace GSA_ISA {
+namespace {
+
+constexpr int W = Simd<float>::W;
+typedef Vec<float> Floats;
+typedef Simd<float>::Int Ints;
+
+void rms_norm(const float* x, const float* weight, float epsilon, int64_t K, float* out) {
+    Floats squares{};
+    int64_t k = 0;
+    for (; k + W <= K; k += W) squares += load(x + k) * load(x + k);
+    float total = sum<float>(squares);
+    for (; k < K; k++) total += x[k] * x[k];
+    const float factor = 1.0f / __builtin_sqrtf(total / static_cast<float>(K) + epsilon);
+    for (k = 0; k < K; k++) out[k] = x[k] * factor * weight[k];
+}
+
+// silu(gate) * up, of x = [gate, up].
+void swiglu(const float* x, int64_t K, float* out) {
+    int64_t k = 0;
+    for (; k + W <= K; k += W) {
+        const Floats gate = load(x + k);
+        store(out + k, gate * sigmoid<float>(gate) * load(x + K + k));
+    }
+    if (k == K) return;
+    float gate[W] = {}, up[W] = {}, product[W];
+    __builtin_memcpy(gate, x + k, sizeof(float) * (K - k));
+    __builtin_memcpy(up, x + K + k, sizeof(float) * (K - k));
+    store(product, load(gate) * sigmoid<float>(load(gate)) * load(up));
+    __builtin_memcpy(out + k, product, sizeof(float) * (K - k));
+}
+
+void read_input(const Input& input, int64_t K, int64_t stride, int count, float* x) {
+    for (int c = 0; c < count; c++) {
+        float* out = x + c * stride;
+        switch (input.kind) {
+            case GSA_INPUT_RMS_NORM: rms_norm(input.x + c * K, input.norm, input.epsilon, K, out); break;
+            case GSA_INPUT_SWIGLU: swiglu(input.x + c * 2 * K, K, out); break;
+            default: __builtin_memcpy(out, input.x + c * K, sizeof(float) * K);
+        }
+        for (int64_t k = K; k < stride; k++) out[k] = 0;
+    }
+}
+
+void sum_groups(const Matrix& m, const Columns& columns) {
+    for (int c = 0; c < columns.count; c++) {
+        for (int64_t g = 0; g < m.groups; g++) {
+            const int64_t from = g * m.group_blocks;
+            const int64_t to = g + 1 < m.groups ? from + m.group_blocks : m.blocks;
+            Floats total{};
+            for (int64_t k = from * kBlockColumns; k < to * kBlockColumns; k += W)
+                total += load(columns.x + c * columns.stride + k);
+            columns.group_sum[c * m.groups + g] = sum<float>(total);
+        }
+    }
+}
+
+// One block: integers to q, and their scale. What is not finite makes the scale NaN, and so every result.
+float quantise_block(const float* x, int32_t (&q)[kBlockColumns]) {
+    constexpr float round = 0x1.8p23f;  // added and taken away again, it rounds to nearest, ties to even
+    constexpr int32_t round_bits = 0x4b400000;
+    Floats most{}, poison{};
+    for (int k = 0; k < kBlockColumns; k += W) {
+        const Floats v = load(x + k), magnitude = v < 0.0f ? -v : v;
+        most = magnitude > most ? magnitude : most;
+        poison += v * 0.0f;
+    }
+    float highest = 0, not_finite = 0;
+    for (int i = 0; i < W; i++) {
+        highest = most[i] > highest ? most[i] : highest;
+        not_finite += poison[i];
+    }
+    const float inverse = highest > 1e-30f ? 127.0f / highest : 0.0f;
+    for (int k = 0; k < kBlockColumns; k += W) {
+        const Floats shifted = load(x + k) * inverse + round;
+        Ints word;
+        __builtin_memcpy(&word, &shifted, sizeof(word));
+        word -= round_bits;
+        __builtin_memcpy(q + k, &word, sizeof(word));
+    }
+    return highest * (1.0f / 127.0f) + not_finite;
+}
+
+void pack_words(const int32_t (&q)[kBlockColumns], int words_per_quad, int32_t* words) {
+    if (words_per_quad == 1) {
+        int8_t bytes[kBlockColumns];
+        for (int k = 0; k < kBlockColumns; k++) bytes[k] = static_cast<int8_t>(q[k]);
+        __builtin_memcpy(words, bytes, sizeof(bytes));
+        return;
+    }
+    for (int quad = 0; quad < kBlockColumns / 4; quad++) {
+        const int32_t* four = q + 4 * quad;
+        for (int odd = 0; odd < 2; odd++)
+            words[2 * quad + odd] = static_cast<int32_t>((static_cast<uint32_t>(four[odd]) & 0xffffu) |
+                                                         static_cast<uint32_t>(four[odd + 2]) << 16);
+    }
+}
+
+void quantise(const Matrix& m, const Columns& columns) {
+    int32_t q[kBlockColumns];
+    for (int c = 0; c < columns.count; c++) {
+        float* group_sum = columns.group_sum + c * m.groups;
+        for (int64_t g = 0; g < m.groups; g++) group_sum[g] = 0;
+        for (int64_t b = 0; b < m.blocks; b++) {
+            const int64_t at = c * m.blocks + b;
+            const float scale = quantise_block(columns.x + c * columns.stride + b * kBlockColumns, q);
+            int32_t total = 0;
+            for (int k = 0; k < kBlockColumns; k++) total += static_cast<int8_t>(q[k]);
+            pack_words(q, columns.words_per_quad, columns.words + at * (kBlockColumns / 4) * columns.words_per_quad);
+            columns.block_scale[at] = scale;
+            columns.block_sum[at] = total;
+            group_sum[b / m.group_blocks] += scale * static_cast<float>(total);
+        }
+    }
+}
+
+}  // namespace
+}  // namespace GSA_ISA
+}  // namespace gsa

@@ -1,0 +1,191 @@
+// int8 and int4 weights: the lanes of a vector are rows, so that nothing is summed across lanes.
+#pragma once
+
+#include "isa.h"
+#include "linear_dense.h"
+#if GSA_X86
+#include <immintrin.h>
+#endif
+
+namespace gsa {
+namespace GSA_ISA {
+namespace {
+
+constexpr int L = kBlockRows / W;  // vectors per row of a block
+
+#if defined(__AVX512F__)
+// Adds four products of bytes (unsigned times signed) to each lane. Not every machine with AVX-512 has the instruction,
+// so the compiler may not be told of it; see dot_is_native.
+struct NativeDot {
+    static constexpr int words = 1;
+    GSA_INLINE Ints add(Ints sums, Ints bytes, const int32_t* x) {
+        asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sums) : "v"(bytes), "m"(*x));
+        return sums;
+    }
+};
+#endif
+
+// The same integers from what every machine has: products of 16 bits.
+struct PortableDot {
+    static constexpr int words = 2;
+    GSA_INLINE Ints add(Ints sums, Ints bytes, const int32_t* x) {
+        const Ints even = bytes & 0x00ff00ff, odd = (bytes >> 8) & 0x00ff00ff;
+        return sums + pairs(even, x[0]) + pairs(odd, x[1]);
+    }
+
+    GSA_INLINE Ints pairs(Ints a, int32_t b) {
+        const Ints other = b - Ints{};
+#if defined(__AVX512F__)
+        return (Ints)_mm512_madd_epi16((__m512i)a, (__m512i)other);
+#elif defined(__AVX2__)
+        return (Ints)_mm256_madd_epi16((__m256i)a, (__m256i)other);
+#elif GSA_X86
+        return (Ints)_mm_madd_epi16((__m128i)a, (__m128i)other);
+#else
+        return (a & 0xffff) * ((other << 16) >> 16) + (a >> 16) * (other >> 16);
+#endif
+    }
+};
+
+bool dot_is_native() {
+#if defined(__AVX512F__)
+    return __builtin_cpu_supports("avx512vnni");
+#else
+    return false;
+#endif
+}
+
+template <int Bits>
+struct Format {
+    static constexpr int offset = 1 << (Bits - 1);
+    static constexpr int32_t flip = Bits == 8 ? 0x80808080 : 0x88888888;
+    static constexpr int per_chunk = 32 / Bits;                                    // weights of a row in 64 bytes
+    static constexpr int chunks = kBlockColumns / per_chunk;                       // of 64 bytes in a block
+    static constexpr int bytes = chunks * 64;                                      // of a block
+    static constexpr int shift(int i) {                                            // brings weight i to the top
+        return Bits == 8 ? 24 - 8 * i : i < 4 ? 28 - 8 * i : 24 - 8 * (i - 4);
+    }
+};
+
+GSA_INLINE Ints load_ints(const uint8_t* p) {
+    Ints v;
+    __builtin_memcpy(&v, p, sizeof(v));
+    return v;
+}
+
+// Adds the products of one block to sums [C, L], with activations in fp32.
+template <int Bits, int C>
+struct RealBlock {
+    // Products go to several sums in turn, or each would wait for the one before.
+    static constexpr int turns = C * L >= 4 ? 1 : 4 / (C * L);
+
+    GSA_INLINE void add(const uint8_t* w, const Columns& columns, int first, int64_t block, int64_t, Floats (&sums)[C][L]) {
+        typedef Format<Bits> F;
+        const float* x = columns.x + first * columns.stride + block * kBlockColumns;
+        Floats part[turns][C][L] = {};
+#pragma GCC unroll 8
+        for (int j = 0; j < F::chunks; j++) {
+#pragma GCC unroll 4
+            for (int l = 0; l < L; l++) {
+                const Ints chunk = load_ints(w + 64 * j + GSA_VECTOR_BYTES * l) ^ F::flip;
+#pragma GCC unroll 8
+                for (int i = 0; i < F::per_chunk; i++) {
+                    const Floats weight = __builtin_convertvector((chunk << F::shift(i)) >> (32 - Bits), Floats);
+#pragma GCC unroll 4
+                    for (int c = 0; c < C; c++)
+                        part[i % turns][c][l] += weight * x[c * columns.stride + F::per_chunk * j + i];
+                }
+            }
+        }
+#pragma GCC unroll 4
+        for (int t = 0; t < turns; t++)
+#pragma GCC unroll 4
+            for (int c = 0; c < C; c++)
+#pragma GCC unroll 4
+                for (int l = 0; l < L; l++) sums[c][l] += part[t][c][l];
+    }
+};
+
+// The same with activations in int8.
+template <int Bits, int C, class Dot>
+struct IntegerBlock {
+    GSA_INLINE void add(const uint8_t* w, const Columns& columns, int first, int64_t block, int64_t blocks,
+                        Floats (&sums)[C][L]) {
+        typedef Format<Bits> F;
+        const int32_t* x[C];
+        Ints totals[C][L];
+#pragma GCC unroll 4
+        for (int c = 0; c < C; c++) {
+            const int64_t at = (first + c) * blocks + block;
+            x[c] = columns.words + at * (kBlockColumns / 4) * Dot::words;
+#pragma GCC unroll 4
+            for (int l = 0; l < L; l++) totals[c][l] = -F::offset * columns.block_sum[at] - Ints{};
+        }
+#pragma GCC unroll 8
+        for (int j = 0; j < F::chunks; j++) {
+#pragma GCC unroll 4
+            for (int l = 0; l < L; l++) {
+                const Ints chunk = load_ints(w + 64 * j + GSA_VECTOR_BYTES * l);
+#pragma GCC unroll 4
+                for (int c = 0; c < C; c++) {
+                    if constexpr (Bits == 8) {
+                        totals[c][l] = Dot::add(totals[c][l], chunk, x[c] + Dot::words * j);
+                    } else {
+                        const int32_t* words = x[c] + 2 * Dot::words * j;
+                        totals[c][l] = Dot::add(totals[c][l], chunk & 0x0f0f0f0f, words);
+                        totals[c][l] = Dot::add(totals[c][l], (chunk >> 4) & 0x0f0f0f0f, words + Dot::words);
+                    }
+                }
+            }
+        }
+#pragma GCC unroll 4
+        for (int c = 0; c < C; c++)
+#pragma GCC unroll 4
+            for (int l = 0; l < L; l++)
+                sums[c][l] += __builtin_convertvector(totals[c][l], Floats) *
+                              columns.block_scale[(first + c) * blocks + block];
+    }
+};
+
+GSA_INLINE Floats load_zeros(const int8_t* p) {
+    typedef int8_t Bytes __attribute__((vector_size(W)));
+    Bytes bytes;
+    __builtin_memcpy(&bytes, p, sizeof(bytes));
+    return __builtin_convertvector(__builtin_convertvector(bytes, Ints), Floats);
+}
+
+// Sixteen rows of y from `row` on, in C columns.
+template <int Bits, int C, class Block>
+void multiply_quantised(const Matrix& m, const Columns& columns, int first, const float* residual, float* y,
+                        int64_t row) {
+    const int64_t row_block = row / kBlockRows;
+    const uint8_t* w = static_cast<const uint8_t*>(m.weight) + row_block * m.blocks * Format<Bits>::bytes;
+    const int64_t group_row = row_block * m.groups;
+    Floats sums[C][L] = {};
+    int64_t block = 0;
+    for (int64_t g = 0; g < m.groups; g++) {
+        const int64_t end = block + m.group_blocks < m.blocks ? block + m.group_blocks : m.blocks;
+        Floats part[C][L] = {};
+        for (; block < end; block++, w += Format<Bits>::bytes) Block::add(w, columns, first, block, m.blocks, part);
+#pragma GCC unroll 4
+        for (int l = 0; l < L; l++) {
+            const int64_t at = (group_row + g) * kBlockRows + W * l;
+            const Floats scale = load_weights(reinterpret_cast<const BFloat16*>(m.scale + at));
+            const Floats zero = load_zeros(m.zero + at);
+#pragma GCC unroll 4
+            for (int c = 0; c < C; c++)
+                sums[c][l] += scale * (part[c][l] - zero * columns.group_sum[(first + c) * m.groups + g]);
+        }
+    }
+    const int rows = m.N - row < kBlockRows ? static_cast<int>(m.N - row) : kBlockRows;
+    for (int c = 0; c < C; c++) {
+        const int64_t at = (first + c) * m.N + row;
+        float out[kBlockRows];
+        for (int l = 0; l < L; l++) store(out + W * l, sums[c][l]);
+        for (int r = 0; r < rows; r++) y[at + r] = residual == nullptr ? out[r] : out[r] + residual[at + r];
+    }
+}
+
+}  // namespace
+}  // namespace GSA_ISA
+}  // namespace gsa

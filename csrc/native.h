@@ -1,0 +1,117 @@
+/* The C interface of the native engine. Python (gsa/ops/native) is its only caller: it checks every tensor and passes
+   raw pointers. Functions return 0, or a code that Python turns into an error. */
+#pragma once
+
+#include <stdint.h>
+
+#define GSA_API __attribute__((visibility("default")))
+/* Raised with every change of this file; Python refuses a library of another number. */
+#define GSA_ABI 1
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+GSA_API int gsa_abi(void);
+
+/* Instruction sets, best first: names separated by spaces. */
+GSA_API const char* gsa_isas(void);
+/* The one in use, and another to use instead; 0 if this machine has it. */
+GSA_API const char* gsa_isa(void);
+GSA_API int gsa_use_isa(const char* name);
+
+/* Entry points of the OpenMP library that torch uses; all null: threads of our own. */
+GSA_API void gsa_use_openmp(void* gomp_parallel, void* omp_get_thread_num, void* omp_get_num_threads);
+
+/* ---- The operator ---------------------------------------------------------------------------------------------- */
+
+enum { GSA_FLOAT32 = 0, GSA_FLOAT64 = 1, GSA_BFLOAT16 = 2, GSA_FLOAT16 = 3 };
+enum { GSA_SOFTMAX = 0, GSA_IDENTITY = 1, GSA_SWISH = 2, GSA_RELU = 3, GSA_RELU2 = 4 };
+
+/* A tensor [B, T, heads, width] whose last dimension is contiguous; strides in elements. data = null: not there. */
+typedef struct {
+    void* data;
+    int64_t batch, time, head;
+    int32_t type;
+    int32_t width;
+} GsaTensor;
+
+/* States are dense and of the type sums are carried in: double if `wide`, otherwise float. */
+typedef struct {
+    int64_t sequences; /* N */
+    const int64_t* rows, *starts, *stops; /* of each sequence: its row of the batch, first token, end */
+    int32_t heads;   /* H, of keys and values */
+    int32_t queries; /* R, query heads per key/value head */
+    int32_t mark_chunks; /* states are kept for the backward pass at every so many chunks */
+    int32_t threads;
+    int32_t wide;
+    double scale;
+} GsaShape;
+
+/* Gated linear attention. Gates: gk of width K or 1, gv of width V. Of the gradients, those of absent inputs are not
+   there either. kept: [marks, H, K, V] or null, filled by forward, read by backward; the marks of sequence n begin at
+   the sum of those before it. */
+typedef struct {
+    GsaShape shape;
+    GsaTensor q, k, v, gk, gv, o;
+    const void* initial; /* [N, H, K, V] or null */
+    void* final;         /* [N, H, K, V] */
+    void* kept;
+    /* backward */
+    GsaTensor d_o, dq, dk, dv, dgk, dgv;
+    const void* dfinal; /* or null */
+    void* dinitial;
+} GsaLinearAttention;
+
+/* Gated slot attention. s absent: 1 - exp(g). slots [B, T, HQ, M]: scores of the first pass, kept for backward. */
+typedef struct {
+    GsaShape shape;
+    int32_t readout;
+    GsaTensor q, k, v, g, s, o, slots;
+    const void *initial_k, *initial_v; /* [N, H, K, M], [N, H, M, V] or both null */
+    void *final_k, *final_v;
+    void *kept_k, *kept_v;
+    /* backward */
+    GsaTensor d_o, dq, dk, dv, dg, ds;
+    const void *dfinal_k, *dfinal_v; /* or null */
+    void *dinitial_k, *dinitial_v;
+} GsaSlotAttention;
+
+/* One token per row. States [B, H, K, M] and [B, H, M, V], dense; `after` may be the same as `before`. */
+typedef struct {
+    int64_t batch;
+    int32_t heads, queries, readout, threads, wide;
+    double scale;
+    GsaTensor q, k, v, g, s, o; /* time is not used */
+    const void *before_k, *before_v;
+    void *after_k, *after_v;
+} GsaStep;
+
+/* All return 0, or 1 if there is no memory. */
+GSA_API int gsa_linear_attention(const GsaLinearAttention* call, int backward);
+GSA_API int gsa_slot_attention(const GsaSlotAttention* call, int backward);
+GSA_API int gsa_slot_attention_step(const GsaStep* call);
+/* sizeof of the three, for the caller to compare with its own idea. */
+GSA_API void gsa_operator_sizes(int64_t sizes[3]);
+
+/* Matrix-vector products, y [count, N] = W x (+ residual), for 1 to 16 columns of activations in fp32. */
+
+/* Of W [N, K]. The first two lie row by row; see linear.h for the others. */
+enum { GSA_WEIGHT_FP32, GSA_WEIGHT_BF16, GSA_WEIGHT_INT8, GSA_WEIGHT_INT4 };
+/* What becomes of x [count, K] first: nothing; RMSNorm with `norm` [K] and `epsilon`; or silu(x[:K]) * x[K:], of x
+   [count, 2K]. */
+enum { GSA_INPUT_PLAIN, GSA_INPUT_RMS_NORM, GSA_INPUT_SWIGLU };
+/* int8 for quantised weights only. Portable: without an instruction that not all machines have; the same integers. */
+enum { GSA_ACTIVATIONS_FP32, GSA_ACTIVATIONS_INT8, GSA_ACTIVATIONS_INT8_PORTABLE };
+
+/* group: columns that share a scale and a zero, a multiple of 32; 0: all. residual [count, N] may be null, or y.
+   Returns 0, or 1 if there is no memory. */
+GSA_API int gsa_matvec(int format, int64_t N, int64_t K, int64_t group, const void* weight, const void* scale,
+                       const void* zero, int input, const float* x, const float* norm, float epsilon, int count,
+                       int activations, const float* residual, float* y, int threads);
+/* Reads all bytes of all parts and does nothing else: the exclusive or of its words. */
+GSA_API uint64_t gsa_read(const void* const* parts, const int64_t* bytes, int64_t count, int threads);
+
+#ifdef __cplusplus
+}
+#endif

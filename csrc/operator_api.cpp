@@ -1,0 +1,111 @@
+// The operator's C interface: working memory and the number of threads, then the kernels of the instruction set in use.
+#include <algorithm>
+#include <cstdlib>
+#include <vector>
+
+#include "isa.h"
+#include "operator.h"
+
+namespace gsa {
+namespace {
+
+// Working memory of this thread's calls. Kept between them: fresh pages cost more than the arithmetic of short calls.
+class Memory {
+   public:
+    ~Memory() { std::free(data_); }
+
+    char* get(size_t bytes) {
+        if (bytes > size_) {
+            std::free(data_);
+            data_ = static_cast<char*>(std::aligned_alloc(kPage, (bytes + kPage - 1) / kPage * kPage));
+            size_ = data_ == nullptr ? 0 : bytes;
+        }
+        return data_;
+    }
+
+    void trim() {
+        if (size_ > kKept) {
+            std::free(data_);
+            data_ = nullptr;
+            size_ = 0;
+        }
+    }
+
+   private:
+    static constexpr size_t kPage = 4096, kKept = 64u << 20;
+    char* data_ = nullptr;
+    size_t size_ = 0;
+};
+
+thread_local Memory memory;
+
+// Threads that pay: starting one costs about as much as a million operations.
+int useful_threads(int threads, double operations) {
+    const double most = operations / 1e6;
+    return threads < most ? threads : most < 1 ? 1 : static_cast<int>(most);
+}
+
+double tokens(const GsaShape& shape) {
+    double sum = 0;
+    for (int64_t n = 0; n < shape.sequences; n++) sum += static_cast<double>(shape.stops[n] - shape.starts[n]);
+    return sum * shape.heads * (1 + shape.queries);
+}
+
+template <class Call>
+int run(const Call& call, bool backward, double operations, size_t (*size)(const Call&, bool, const Plan&),
+        void (*compute)(const Call&, bool, const Plan&, char*, size_t)) {
+    const GsaShape& shape = call.shape;
+    std::vector<int64_t> order(shape.sequences), first_mark(shape.sequences);
+    int64_t marks = 0;
+    for (int64_t n = 0; n < shape.sequences; n++) {
+        const int64_t span = static_cast<int64_t>(kChunk) * shape.mark_chunks;
+        order[n] = n;
+        first_mark[n] = marks;
+        marks += (shape.stops[n] - shape.starts[n] + span - 1) / span;
+    }
+    std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) {
+        return shape.stops[a] - shape.starts[a] > shape.stops[b] - shape.starts[b];
+    });
+    const Plan plan{order.data(), first_mark.data(), useful_threads(shape.threads, operations)};
+    const size_t per_thread = size(call, backward, plan);
+    char* space = memory.get(per_thread * static_cast<size_t>(plan.threads));
+    if (space == nullptr) return 1;
+    compute(call, backward, plan, space, per_thread);
+    memory.trim();
+    return 0;
+}
+
+}  // namespace
+}  // namespace gsa
+
+using namespace gsa;
+
+extern "C" int gsa_linear_attention(const GsaLinearAttention* call, int backward) {
+    const OperatorKernels& kernels = *isa().operators;
+    const double operations = tokens(call->shape) * call->q.width * call->v.width * (backward ? 4 : 2);
+    return run(*call, backward != 0, operations, kernels.linear_attention_size, kernels.linear_attention);
+}
+
+extern "C" int gsa_slot_attention(const GsaSlotAttention* call, int backward) {
+    const OperatorKernels& kernels = *isa().operators;
+    const double operations =
+        tokens(call->shape) * (call->q.width + call->v.width) * call->g.width * (backward ? 4 : 2);
+    return run(*call, backward != 0, operations, kernels.slot_attention_size, kernels.slot_attention);
+}
+
+extern "C" int gsa_slot_attention_step(const GsaStep* call) {
+    const double operations =
+        static_cast<double>(call->batch) * call->heads * (call->q.width + call->v.width) * call->g.width * 10;
+    const int threads = useful_threads(call->threads, operations);
+    const OperatorKernels& kernels = *isa().operators;
+    char* space = memory.get(kernels.step_size(*call) * static_cast<size_t>(threads));
+    if (space == nullptr) return 1;
+    kernels.step(*call, threads, space);
+    return 0;
+}
+
+extern "C" void gsa_operator_sizes(int64_t sizes[3]) {
+    sizes[0] = sizeof(GsaLinearAttention);
+    sizes[1] = sizeof(GsaSlotAttention);
+    sizes[2] = sizeof(GsaStep);
+}

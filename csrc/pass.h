@@ -1,0 +1,356 @@
+// One pass of gated linear attention over one chunk of one head, forward and backward:
+//
+//     o_i = sum_{j<=i} (q_i . k_j) v_j, decayed on the side of the keys, of the values, of both or of neither.
+//
+// Every function is called by all members of a team, each does its part, and what follows waits for the team where it
+// says so. Matrices are padded with zeros to whole vectors, in tokens as in features.
+#pragma once
+
+#include "convert.h"
+#include "decay.h"
+#include "gemm.h"
+
+namespace gsa {
+namespace GSA_ISA {
+namespace {
+
+constexpr int kChunkRow = kChunk + 16;  // rows of [.., chunk] matrices, kept apart in the cache
+
+// One factor of the products in a chunk, with its decay as seen from the chunk's anchor and from its border: where it
+// has none, the three are the same.
+template <class T>
+struct Operand {
+    T *raw, *in, *border;
+    int width;
+    ptrdiff_t row;
+};
+
+// Keys or values: they decay towards the reader, and their border is the end of the chunk.
+template <class T>
+void decay_early(const Team& team, const Gates<T>& g, const Operand<T>& x) {
+    constexpr int W = Simd<T>::W;
+    for (int i = team.begin(g.tokens); i < team.end(g.tokens); i++)
+        for (int f = 0; f < g.width; f += W) {
+            const Vec<T> raw = load(x.raw + i * x.row + f);
+            store(x.in + i * x.row + f, raw * load(g.down + i * g.row + f));
+            store(x.border + i * x.row + f, raw * load(g.suffix + i * g.row + f));
+        }
+}
+
+// Queries or gradients of outputs: they read what has decayed, and their border is the start of the chunk.
+template <class T>
+void decay_late(const Team& team, const Gates<T>& g, int queries, const Operand<T>& x) {
+    constexpr int W = Simd<T>::W;
+    for (int i = team.begin(queries * g.tokens); i < team.end(queries * g.tokens); i++) {
+        const int t = i % g.tokens;
+        for (int f = 0; f < g.width; f += W) {
+            const Vec<T> raw = load(x.raw + i * x.row + f);
+            store(x.in + i * x.row + f, raw * load(g.up + t * g.row + f));
+            store(x.border + i * x.row + f, raw * load(g.prefix + t * g.row + f));
+        }
+    }
+}
+
+// The gradient of a gate, gathered from the passes that used it. A gate g_t touches what was written at j < t, or
+// before the chunk, and is read at i >= t, or after it. If the chunk was split, that is the sum from t on of all pairs
+// by reader minus all pairs by writer, plus all that is read after the chunk. Strong gates cut off most pairs, and the
+// rest would drown in the rounding of such a difference; there, what g_t touches is summed by itself.
+template <class T>
+struct GateGradient {
+    T* reads;   // [tokens, width]; split: reads - writes. Direct: reads of what came from before the chunk
+    T* writes;  // direct: writes that are read after the chunk
+    T* inside;  // direct: pairs with both ends inside, at each gate between them
+    T* left;    // [width]; split: all that is read after the chunk. Direct: what came from before it and is
+
+    void clear(const Team& team, const Gates<T>& g) const {
+        constexpr int W = Simd<T>::W;
+        for (int block = team.begin(g.width / W); block < team.end(g.width / W); block++) {
+            for (int i = 0; i < g.tokens; i++) {
+                store(reads + i * g.row + block * W, Vec<T>{});
+                store(writes + i * g.row + block * W, Vec<T>{});
+                store(inside + i * g.row + block * W, Vec<T>{});
+            }
+            store(left + block * W, Vec<T>{});
+        }
+    }
+
+    // The result, in place of `reads`.
+    void finish(const Team& team, const Gates<T>& g) const {
+        constexpr int W = Simd<T>::W;
+        for (int block = team.begin(g.width / W); block < team.end(g.width / W); block++) {
+            const int f = block * W;
+            Vec<T> after = load(left + f), before{};
+            for (int i = g.tokens - 1; i >= 0; i--) {
+                after += load(reads + i * g.row + f);
+                store(reads + i * g.row + f, after + load(inside + i * g.row + f));
+            }
+            if (!g.strong) continue;
+            for (int i = 0; i < g.tokens; i++) {
+                store(reads + i * g.row + f, load(reads + i * g.row + f) + before);
+                before += load(writes + i * g.row + f);
+            }
+        }
+    }
+};
+
+template <class T>
+struct Pass {
+    int tokens, queries;
+    Operand<T> q, k, v;         // q: [queries * tokens, K]
+    const Gates<T>* by_key;     // or null
+    const Gates<T>* by_value;   // or null
+    T* k_turned;                // [K, tokens]: k.in transposed; rows of kChunkRow
+    T* A;                       // [queries * tokens, tokens]; rows of kChunkRow
+    ptrdiff_t state_row;        // of states [K, V]
+
+    bool strong_key() const { return by_key != nullptr && by_key->strong; }
+    bool strong_value() const { return by_value != nullptr && by_value->strong; }
+    // What takes sums seen from the border to the anchor, for chunks that are split.
+    const T* half_key() const { return by_key != nullptr && !by_key->strong ? by_key->half : nullptr; }
+    const T* half_value() const { return by_value != nullptr && !by_value->strong ? by_value->half : nullptr; }
+
+    // A = tril(q k^T), decayed on the side of the keys.
+    void scores(const Team& team) const {
+        if (strong_key()) {
+            direct_scores(team, *by_key, queries, q.raw, q.row, k.raw, k.row, A, kChunkRow);
+            return;
+        }
+        causal_product(team, q, k_turned, k.width, A);
+    }
+
+    void causal_product(const Team& team, const Operand<T>& late, const T* turned, int inner, T* out) const {
+        for (int r = 0; r < queries; r++) {
+            const T* a = late.in + r * tokens * late.row;
+            Gemm<T> g{tokens, tokens, out + r * tokens * kChunkRow, kChunkRow, {a, late.row, 1, turned, kChunkRow, inner}};
+            g.causal = true;
+            gemm(team, g);
+        }
+    }
+
+    // o [queries * tokens, V] from A and the state before the chunk.
+    void outputs(const Team& team, const T* S, T* o, ptrdiff_t o_row) const {
+        constexpr int W = Simd<T>::W;
+        if (strong_value()) {
+            gemm(team, border_reads(S, o, o_row));
+            team.wait();
+            // By features, as direct_mix goes on.
+            for (int block = team.begin(v.width / W); block < team.end(v.width / W); block++)
+                for (int i = 0; i < queries * tokens; i++) {
+                    T* x = o + i * o_row + block * W;
+                    store(x, load(x) * load(by_value->prefix + i % tokens * by_value->row + block * W));
+                }
+            direct_mix(team, *by_value, queries, A, kChunkRow, v.raw, v.row, o, o_row);
+            return;
+        }
+        for (int r = 0; r < queries; r++) {
+            const Product<T> inside{A + r * tokens * kChunkRow, kChunkRow, 1, v.in, v.row, tokens, Band::kLower};
+            Gemm<T> g = border_reads(S, o, o_row);
+            g.rows = tokens;
+            g.out += r * tokens * o_row;
+            g.first.a += r * tokens * q.row;
+            g.between = half_value();
+            g.second = &inside;
+            gemm(team, g);
+        }
+        if (by_value == nullptr) return;
+        team.wait();
+        for (int i = team.begin(queries * tokens); i < team.end(queries * tokens); i++)
+            for (int f = 0; f < v.width; f += W) {
+                T* x = o + i * o_row + f;
+                store(x, load(x) * load(by_value->up + i % tokens * by_value->row + f));
+            }
+    }
+
+    // q S, seen from before the chunk.
+    Gemm<T> border_reads(const T* S, T* o, ptrdiff_t o_row) const {
+        return {queries * tokens, v.width, o, o_row, {q.border, q.row, 1, S, state_row, k.width}};
+    }
+
+    // The state after the chunk from that before it; may be the same place.
+    void update(const Team& team, const T* before, T* after) const {
+        Gemm<T> g{k.width, v.width, after, state_row, {k.border, 1, k.row, v.border, v.row, tokens}};
+        g.old = before;
+        g.keep_row = by_key != nullptr ? by_key->total : nullptr;
+        g.keep_col = by_value != nullptr ? by_value->total : nullptr;
+        gemm(team, g);
+    }
+};
+
+// Where the gradients of one pass go, and what they need besides.
+template <class T>
+struct PassGradients {
+    Operand<T> o;        // of the outputs [queries * tokens, V], decayed late on the side of the values
+    const T* outputs;    // themselves, if the side of the values is gated; rows as o
+    T *dq, *dk, *dv;     // rows as q, k and v
+    T* dA;
+    T* v_turned;         // [V, tokens]
+    T *S_turned, *dS_turned;  // [V, K], rows of turned_row
+    ptrdiff_t turned_row;
+    T* across;           // [queries * tokens, V], rows as o
+    const GateGradient<T>* key_gate;
+    const GateGradient<T>* value_gate;
+};
+
+// Members' share of the rows or columns of a matrix, in whole vectors.
+template <class T>
+void turn(const Team& team, const T* in, ptrdiff_t in_row, int rows, int cols, T* out, ptrdiff_t out_row) {
+    const int blocks = rows / Simd<T>::W;
+    transpose(in, in_row, cols, out, out_row, team.begin(blocks), team.end(blocks));
+}
+
+// What of the state's gradient belongs to the gates: what crosses the chunk and, if it was split, also what was written
+// in it and is read after it, which together are the products of the state after the chunk with its gradient.
+template <class T>
+void gates_at_border(const Team& team, const Pass<T>& x, const PassGradients<T>& d, const T* before, const T* after,
+                     const T* dS) {
+    constexpr int W = Simd<T>::W;
+    const ptrdiff_t row = x.state_row;
+    if (x.by_key != nullptr) {
+        const bool strong = x.strong_key();
+        const T* S = strong ? before : after;
+        for (int i = team.begin(x.k.width); i < team.end(x.k.width); i++) {
+            Vec<T> dot{};
+            for (int f = 0; f < x.v.width; f += W) {
+                Vec<T> pair = load(S + i * row + f) * load(dS + i * row + f);
+                if (strong && x.by_value != nullptr) pair *= load(x.by_value->total + f);
+                dot += pair;
+            }
+            d.key_gate->left[i] += sum<T>(dot) * (strong ? x.by_key->total[i] : T(1));
+        }
+    }
+    if (x.by_value != nullptr) {
+        const bool strong = x.strong_value();
+        const T* S = strong ? before : after;
+        for (int block = team.begin(x.v.width / W); block < team.end(x.v.width / W); block++) {
+            const int f = block * W;
+            Vec<T> dot{};
+            for (int i = 0; i < x.k.width; i++) {
+                const Vec<T> pair = load(S + i * row + f) * load(dS + i * row + f);
+                dot += strong && x.by_key != nullptr ? x.by_key->total[i] * pair : pair;
+            }
+            if (strong) dot *= load(x.by_value->total + f);
+            store(d.value_gate->left + f, load(d.value_gate->left + f) + dot);
+        }
+    }
+}
+
+// The gradients of keys and queries, which hold all but their own decay; and of the gate on their side.
+template <class T>
+void finish_key_side(const Team& team, const Pass<T>& x, const PassGradients<T>& d) {
+    constexpr int W = Simd<T>::W;
+    const Gates<T>& g = *x.by_key;
+    const GateGradient<T>& gate = *d.key_gate;
+    const bool strong = g.strong;
+    for (int block = team.begin(g.width / W); block < team.end(g.width / W); block++) {
+        const int f = block * W;
+        for (int i = 0; i < x.tokens; i++) {
+            const ptrdiff_t at = i * g.row + f;
+            T* dk = d.dk + i * x.k.row + f;
+            store(dk, load(dk) * load((strong ? g.suffix : g.down) + at));
+            const Vec<T> written = load(dk) * load(x.k.raw + i * x.k.row + f);
+            Vec<T> read{};
+            for (int r = 0; r < x.queries; r++) {
+                const ptrdiff_t to = (r * x.tokens + i) * x.q.row + f;
+                store(d.dq + to, load(d.dq + to) * load((strong ? g.prefix : g.up) + at));
+                read += load(d.dq + to) * load(x.q.raw + to);
+            }
+            store(gate.reads + at, load(gate.reads + at) + (strong ? read : read - written));
+            if (strong) store(gate.writes + at, load(gate.writes + at) + written);
+        }
+    }
+    if (!strong) return;
+    direct_mix(team, g, x.queries, d.dA, kChunkRow, x.k.raw, x.k.row, d.dq, x.q.row);
+    direct_mix_back(team, g, x.queries, d.dA, kChunkRow, x.q.raw, x.q.row, x.k.raw, x.k.row, d.dk, x.k.row, gate.inside);
+}
+
+// The same for the values, and for the gate on their side.
+template <class T>
+void finish_value_side(const Team& team, const Pass<T>& x, const PassGradients<T>& d) {
+    constexpr int W = Simd<T>::W;
+    const Gates<T>& g = *x.by_value;
+    const GateGradient<T>& gate = *d.value_gate;
+    const bool strong = g.strong;
+    for (int block = team.begin(g.width / W); block < team.end(g.width / W); block++) {
+        const int f = block * W;
+        for (int i = 0; i < x.tokens; i++) {
+            const ptrdiff_t at = i * g.row + f;
+            T* dv = d.dv + i * x.v.row + f;
+            store(dv, load(dv) * load((strong ? g.suffix : g.down) + at));
+            const Vec<T> written = load(dv) * load(x.v.raw + i * x.v.row + f);
+            Vec<T> read{};
+            for (int r = 0; r < x.queries; r++) {
+                const ptrdiff_t to = (r * x.tokens + i) * d.o.row + f;
+                const Vec<T> o = strong ? load(d.across + to) * load(g.prefix + at) : load(d.outputs + to);
+                read += o * load(d.o.raw + to);
+            }
+            store(gate.reads + at, load(gate.reads + at) + (strong ? read : read - written));
+            if (strong) store(gate.writes + at, load(gate.writes + at) + written);
+        }
+    }
+    if (!strong) return;
+    direct_mix_back(team, g, x.queries, x.A, kChunkRow, d.o.raw, d.o.row, x.v.raw, x.v.row, d.dv, x.v.row, gate.inside);
+}
+
+// dq, dk, dv, the gates' gradients, and the gradient of the state before the chunk in place of that after it. The team
+// must have waited before, and waits at the end. A is computed here; k_turned is there already.
+template <class T>
+void backward(const Team& team, const Pass<T>& x, const PassGradients<T>& d, const T* before, const T* after, T* dS) {
+    const int n = x.tokens;
+    turn(team, before, x.state_row, x.k.width, x.v.width, d.S_turned, d.turned_row);
+    turn(team, static_cast<const T*>(dS), x.state_row, x.k.width, x.v.width, d.dS_turned, d.turned_row);
+    gates_at_border(team, x, d, before, after, dS);
+    x.scores(team);
+    if (x.strong_value())
+        direct_scores(team, *x.by_value, x.queries, d.o.raw, d.o.row, x.v.raw, x.v.row, d.dA, kChunkRow);
+    else
+        x.causal_product(team, d.o, d.v_turned, x.v.width, d.dA);
+    if (x.strong_value()) gemm(team, x.border_reads(before, d.across, d.o.row));
+    team.wait();
+
+    for (int r = 0; r < x.queries; r++) {
+        const ptrdiff_t first = r * n;
+        const T *A = x.A + first * kChunkRow, *dA = d.dA + first * kChunkRow;
+        {
+            const Product<T> inside{dA, kChunkRow, 1, x.k.in, x.k.row, n, Band::kLower};
+            const T* late = d.o.border + first * d.o.row;
+            Gemm<T> g{n, x.k.width, d.dq + first * x.q.row, x.q.row, {late, d.o.row, 1, d.S_turned, d.turned_row, x.v.width}};
+            g.between = x.half_key();
+            if (!x.strong_key()) g.second = &inside;
+            gemm(team, g);
+        }
+        // Sums over the queries of a head: the first of them begins with what the state has, the others add.
+        const Product<T> keys{dA, 1, kChunkRow, x.q.in + first * x.q.row, x.q.row, n, Band::kUpper};
+        const Product<T> values{A, 1, kChunkRow, d.o.in + first * d.o.row, d.o.row, n, Band::kUpper};
+        Gemm<T> dk{n, x.k.width, d.dk, x.k.row, {x.v.border, x.v.row, 1, d.dS_turned, d.turned_row, x.v.width}};
+        Gemm<T> dv{n, x.v.width, d.dv, x.v.row, {x.k.border, x.k.row, 1, dS, x.state_row, x.k.width}};
+        if (r == 0) {
+            dk.between = x.half_key();
+            dv.between = x.half_value();
+            if (!x.strong_key()) dk.second = &keys;
+            if (!x.strong_value()) dv.second = &values;
+            gemm(team, dk);
+            gemm(team, dv);
+            continue;
+        }
+        dk.old = dk.out;
+        dv.old = dv.out;
+        dk.first = keys;
+        dv.first = values;
+        if (!x.strong_key()) gemm(team, dk);
+        if (!x.strong_value()) gemm(team, dv);
+    }
+    team.wait();
+
+    if (x.by_key != nullptr) finish_key_side(team, x, d);
+    if (x.by_value != nullptr) finish_value_side(team, x, d);
+    Gemm<T> g{x.k.width, x.v.width, dS, x.state_row, {x.q.border, 1, x.q.row, d.o.border, d.o.row, x.queries * n}};
+    g.old = dS;
+    g.keep_row = x.by_key != nullptr ? x.by_key->total : nullptr;
+    g.keep_col = x.by_value != nullptr ? x.by_value->total : nullptr;
+    gemm(team, g);
+    team.wait();
+}
+
+}  // namespace
+}  // namespace GSA_ISA
+}  // namespace gsa

@@ -1,0 +1,1 @@
+"""The native CPU engine: a C++ library (csrc/) behind ctypes."""

@@ -1,0 +1,98 @@
+"""The compiled library: found, checked and loaded, once.
+
+It is built when the package is installed; without a C++ compiler the package works all the same, without this engine.
+GSA_NATIVE_LIBRARY names another build to load, GSA_NATIVE_ISA an instruction set to use instead of the best.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+
+import gsa.ops.native
+from gsa.errors import GSAError
+
+ABI = 1
+"""Of csrc/native.h: a library with another number is a leftover of another version."""
+
+_NOT_BUILT = (
+    "its library is not built; that happens when the package is installed, and needs CMake and a C++17 compiler "
+    "(GCC or Clang): install one and run `pip install` again"
+)
+
+
+def unavailable(device: torch.device | None) -> str | None:
+    """Why the engine cannot run (on the device), or None if it can."""
+    if device is not None and device.type != "cpu":
+        return f"it runs on the CPU, not on {device.type}"
+    loaded = _load()
+    return loaded if isinstance(loaded, str) else None
+
+
+def library() -> ctypes.CDLL:
+    loaded = _load()
+    if isinstance(loaded, str):
+        raise GSAError(f"the native engine cannot run here: {loaded}")
+    return loaded
+
+
+def isa() -> str:
+    """The instruction set in use."""
+    return str(library().gsa_isa().decode())
+
+
+def isas() -> tuple[str, ...]:
+    """The instruction sets that were compiled, best first; not every machine has them all."""
+    return tuple(library().gsa_isas().decode().split())
+
+
+def use_isa(name: str) -> None:
+    """Uses another instruction set from now on, in this process."""
+    if name not in isas():
+        raise GSAError(f"GSA_NATIVE_ISA: unknown instruction set {name!r}; expected one of {', '.join(isas())}")
+    if library().gsa_use_isa(name.encode()):
+        raise GSAError(f"GSA_NATIVE_ISA: this machine has no {name}")
+
+
+@lru_cache(None)
+def _load() -> ctypes.CDLL | str:
+    """The library, or why there is none."""
+    path = os.environ.get("GSA_NATIVE_LIBRARY") or _find()
+    if path is None:
+        return _NOT_BUILT
+    try:
+        lib = ctypes.CDLL(path)
+        abi = lib.gsa_abi()
+    except (OSError, AttributeError) as error:
+        return f"its library does not load: {error}"
+    if abi != ABI:
+        return f"its library is of another version (interface {abi}, expected {ABI}): run `pip install` again"
+    for name in ("gsa_isa", "gsa_isas"):
+        getattr(lib, name).restype = ctypes.c_char_p
+    lib.gsa_use_isa.argtypes = [ctypes.c_char_p]
+    lib.gsa_use_openmp.argtypes = [ctypes.c_void_p] * 3
+    _share_threads(lib)
+    wanted = os.environ.get("GSA_NATIVE_ISA")
+    if wanted and lib.gsa_use_isa(wanted.encode()):
+        return f"GSA_NATIVE_ISA asks for {wanted!r}, which this machine or build does not have"
+    return lib
+
+
+def _find() -> str | None:
+    for folder in gsa.ops.native.__path__:
+        for name in ("libgsa_native.so", "libgsa_native.dylib"):
+            if (Path(folder) / name).exists():
+                return str(Path(folder) / name)
+    return None
+
+
+def _share_threads(lib: ctypes.CDLL) -> None:
+    """Hands over torch's OpenMP library, so that both work on the same threads."""
+    process = ctypes.CDLL(None)
+    names = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
+    if all(hasattr(process, name) for name in names):
+        lib.gsa_use_openmp(*(ctypes.cast(getattr(process, name), ctypes.c_void_p) for name in names))

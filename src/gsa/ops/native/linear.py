@@ -1,0 +1,78 @@
+"""Matrix-vector products in the native engine: arguments have been checked, pointers are passed."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gsa.errors import GSAError
+from gsa.ops.native.library import library
+from gsa.ops.packed import FORMATS, PackedWeight
+
+_FORMAT = {name: code for code, name in enumerate(FORMATS)}
+ACTIVATIONS = {"fp32": 0, "int8": 1, "int8-portable": 2}
+"""The last computes what int8 does, as on a machine without the instruction for it; for tests."""
+PLAIN, RMS_NORM, SWIGLU = 0, 1, 2
+
+
+@lru_cache(None)
+def _functions() -> tuple[Any, Any]:
+    matvec, read = library().gsa_matvec, library().gsa_read
+    integer, pointer, size = ctypes.c_int, ctypes.c_void_p, ctypes.c_int64
+    matvec.argtypes = [integer, size, size, size, pointer, pointer, pointer, integer, pointer, pointer, ctypes.c_float]
+    matvec.argtypes += [integer, integer, pointer, pointer, integer]
+    read.argtypes, read.restype = [pointer, pointer, size, integer], ctypes.c_uint64
+    return matvec, read
+
+
+def matvec(
+    weight: PackedWeight,
+    x: Tensor,
+    count: int,
+    activations: str,
+    norm: tuple[Tensor, float] | None,
+    swiglu: bool,
+    residual: Tensor | None,
+    out: Tensor,
+) -> None:
+    scale, zero = weight.scale, weight.zero
+    failed = _functions()[0](
+        _FORMAT[weight.format],
+        weight.N,
+        weight.K,
+        weight.group or 0,
+        weight.weight.data_ptr(),
+        None if scale is None else scale.data_ptr(),
+        None if zero is None else zero.data_ptr(),
+        SWIGLU if swiglu else PLAIN if norm is None else RMS_NORM,
+        x.data_ptr(),
+        None if norm is None else norm[0].data_ptr(),
+        0.0 if norm is None else norm[1],
+        count,
+        ACTIVATIONS[activations],
+        None if residual is None else residual.data_ptr(),
+        out.data_ptr(),
+        torch.get_num_threads(),
+    )
+    if failed:
+        raise GSAError("matvec: no memory for the activations")
+
+
+class Reader:
+    """Reads all bytes of some tensors and does nothing else: what the memory allows."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self.tensors = [x.contiguous() for x in tensors]  # kept alive
+        self.nbytes = sum(x.nbytes for x in self.tensors)
+        n = len(self.tensors)
+        self._parts = (ctypes.c_void_p * n)(*(x.data_ptr() for x in self.tensors))
+        self._bytes = (ctypes.c_int64 * n)(*(x.nbytes for x in self.tensors))
+
+    def __call__(self) -> int:
+        """The exclusive or of all their words of 8 bytes."""
+        return int(_functions()[1](self._parts, self._bytes, len(self.tensors), torch.get_num_threads()))

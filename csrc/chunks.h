@@ -82,6 +82,19 @@ void read_rows(const Team& team, const GsaTensor& x, const Place& at, int per_he
     }
 }
 
+// Says that this chunk's rows of x will be read next, by the members who will read them.
+void fetch_rows(const Team& team, const GsaTensor& x, const Place& at, int per_head) {
+    if (x.data == nullptr) return;
+    const int size = x.type == GSA_FLOAT64 ? 8 : x.type == GSA_FLOAT32 ? 4 : 2;
+    const int begin = team.begin(per_head * at.tokens), end = team.end(per_head * at.tokens);
+    for (int r = begin / at.tokens; r * at.tokens < end; r++) {
+        const int first = r * at.tokens < begin ? begin - r * at.tokens : 0;
+        const int last = end - r * at.tokens < at.count ? end - r * at.tokens : at.count;
+        const int64_t from = at.row * x.batch + (at.first + first) * x.time + (at.head * per_head + r) * x.head;
+        team.ahead->add(static_cast<const char*>(x.data) + from * size, x.time * size, last - first, x.width * size);
+    }
+}
+
 template <class T>
 void write_rows(const Team& team, const T* in, ptrdiff_t row, T scale, const Place& at, int per_head,
                 const GsaTensor& out) {
@@ -150,6 +163,7 @@ void write_state(const Team& team, const Memory& m, const T* state, void* to, in
 // The way of a team through the heads [from, to) of sequence n. Op computes chunks:
 //     memories, memory_count, state_size
 //     forward(team, place, state), replay(team, place, before, after), backward(team, place, before, after, dstate)
+//     fetch(team, place, next), fetch_backward(team, place, next): memory that will be wanted soon
 // Each ends with the team together.
 template <class T, class Op>
 struct Walk {
@@ -199,6 +213,11 @@ struct Walk {
                     write_states(team, state, kept, first_mark + c / shape.mark_chunks, h);
                     team.wait();
                 }
+                const bool last_head = h + 1 == to;
+                if (last_head && c + 1 == chunks(n))
+                    team.ahead->clear();
+                else
+                    op.fetch(team, place(n, c, h), place(n, c + last_head, last_head ? from : h + 1));
                 op.forward(team, place(n, c, h), state);
             }
         for (int h = from; h < to; h++) write_states(team, states + (h - from) * op.state_size, final, n, h);
@@ -224,10 +243,20 @@ struct Walk {
                         read_states(team, kept, first_mark + c + 1, h, before + op.state_size);
                         team.wait();
                     } else {
+                        if (c + 1 < stop)
+                            op.fetch(team, place(n, c, h), place(n, c + 1, h));
+                        else
+                            op.fetch_backward(team, place(n, c, h), place(n, c, h));
                         op.replay(team, place(n, c, h), before, before + op.state_size);
                     }
                 }
                 for (int c = stop - 1; c >= first; c--) {
+                    if (c > first)
+                        op.fetch_backward(team, place(n, c, h), place(n, c - 1, h));
+                    else if (h + 1 < to)
+                        op.fetch(team, place(n, c, h), place(n, first, h + 1));
+                    else if (mark > 0)
+                        op.fetch(team, place(n, c, h), place(n, first - every, from));
                     const T* before = replayed + (c - first) * op.state_size;
                     op.backward(team, place(n, c, h), before, before + op.state_size,
                                 states + (h - from) * op.state_size);
@@ -280,9 +309,11 @@ struct Schedule {
         return call.shape.stops[n] - call.shape.starts[n];
     }
 
-    void work(const Team& team, char* space, int64_t unit) const {
+    void work(Team team, char* space, int64_t unit) const {
         Arena arena;
         arena.base = space;
+        Ahead ahead;
+        team.ahead = &ahead;
         Walk<T, Op> walk(arena, call, backward, plan, group);
         const int from = static_cast<int>(unit % groups()) * group;
         const int to = from + group < call.shape.heads ? from + group : call.shape.heads;

@@ -80,7 +80,7 @@ uint64_t read(const void* bytes, int64_t count) {
 }  // namespace
 
 extern const LinearKernels linear_kernels;
-const LinearKernels linear_kernels = {read_input, sum_groups, quantise, words_per_quad, multiply, read};
+const LinearKernels linear_kernels = {read_input, place, quantise, words_per_quad, multiply, read};
 
 }  // namespace GSA_ISA
 }  // namespace gsa

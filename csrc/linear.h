@@ -7,7 +7,7 @@ namespace gsa {
 
 // Quantised weights lie in blocks of 16 rows by 32 columns, so that the rows are the lanes of a vector: 64 bytes hold 16
 // rows of four bytes each, which are four weights of 8 bits or eight of 4 (the low halves are the first four). A
-// weight is scale * (q - offset - zero), with q as stored, offset 128 or 8, and a scale and a zero per row and group.
+// weight is scale * (q - zero), with q as stored and a scale and a zero per row and group.
 constexpr int kBlockRows = 16;
 constexpr int kBlockColumns = 32;
 
@@ -19,7 +19,7 @@ struct Matrix {
     int64_t group_blocks;  // in a group; the last may have fewer
     const void* weight;
     const uint16_t* scale;  // bf16 [blocks of rows, groups, 16]
-    const int8_t* zero;     // the same
+    const uint8_t* zero;    // the same
 };
 
 struct Input {
@@ -29,22 +29,22 @@ struct Input {
     float epsilon;
 };
 
-// Activations as the kernels read them, all in memory of the caller. With int8, a block of 32 is scale times integers.
+// Activations as the kernels read them, all in memory of the caller. Those in int8 are integers times a scale per block.
 struct Columns {
     int count;
     int64_t stride;       // between columns of x: at least K
-    const float* x;       // [count, stride]
-    float* group_sum;     // [count, groups] of x, or of what its integers stand for
+    float* x;             // [count, stride]
+    float* group_sum;     // [count, groups] of the activations
     int32_t* words;       // [count, blocks, 8, words_per_quad]: four integers at a time
     float* block_scale;   // [count, blocks]
-    int32_t* block_sum;   // [count, blocks] of the integers
     int words_per_quad;   // 0: fp32 is used; 1: four int8; 2: (0, 2) and (1, 3) as int16
 };
 
 struct LinearKernels {
     // Columns of whole blocks: copied, normalised or gated, and filled up with zeros.
     void (*read_input)(const Input& input, int64_t K, int64_t stride, int count, float* x);
-    void (*sum_groups)(const Matrix& matrix, const Columns& columns);
+    // Makes of x, in place, what the kernel for this kind of weight wants; or else integers.
+    void (*place)(const Matrix& matrix, const Columns& columns);
     void (*quantise)(const Matrix& matrix, const Columns& columns);
     int (*words_per_quad)(bool portable);
     // Rows from 16 * from to 16 * to (or N) of y [count, N] = W x + residual (or null).

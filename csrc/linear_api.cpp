@@ -47,9 +47,8 @@ struct Layout {
 
 // Columns in working memory; false if there is none.
 bool prepare(const LinearKernels& kernels, const Matrix& m, const Input& input, int activations, Columns& columns) {
-    const bool quantised = m.format == GSA_WEIGHT_INT8 || m.format == GSA_WEIGHT_INT4;
-    if (!quantised && input.kind == GSA_INPUT_PLAIN) {
-        columns.x = input.x;
+    if (m.format == GSA_WEIGHT_FP32 && input.kind == GSA_INPUT_PLAIN) {
+        columns.x = const_cast<float*>(input.x);  // only read from here on
         columns.stride = m.K;
         return true;
     }
@@ -62,7 +61,6 @@ bool prepare(const LinearKernels& kernels, const Matrix& m, const Input& input, 
     const size_t group_sum = layout.add(count * m.groups * sizeof(float));
     const size_t words = layout.add(per_block * (kBlockColumns / 4) * columns.words_per_quad * sizeof(int32_t));
     const size_t block_scale = layout.add(per_block * sizeof(float));
-    const size_t block_sum = layout.add(per_block * sizeof(int32_t));
     char* memory = static_cast<char*>(scratch.get(layout.used));
     if (memory == nullptr) return false;
     kernels.read_input(input, m.K, columns.stride, columns.count, reinterpret_cast<float*>(memory + x));
@@ -70,11 +68,10 @@ bool prepare(const LinearKernels& kernels, const Matrix& m, const Input& input, 
     columns.group_sum = reinterpret_cast<float*>(memory + group_sum);
     columns.words = reinterpret_cast<int32_t*>(memory + words);
     columns.block_scale = reinterpret_cast<float*>(memory + block_scale);
-    columns.block_sum = reinterpret_cast<int32_t*>(memory + block_sum);
     if (integers) {
         kernels.quantise(m, columns);
-    } else if (quantised) {
-        kernels.sum_groups(m, columns);
+    } else {
+        kernels.place(m, columns);
     }
     return true;
 }
@@ -92,6 +89,20 @@ void work(void* context, int rank, int size) {
     const int64_t blocks = (job.matrix->N + kBlockRows - 1) / kBlockRows;
     job.kernels->multiply(*job.matrix, *job.columns, job.residual, job.y, blocks * rank / size,
                           blocks * (rank + 1) / size);
+}
+
+Matrix described(const GsaMatrix& matrix) {
+    Matrix m;
+    m.format = static_cast<int>(matrix.format);
+    m.N = matrix.N;
+    m.K = matrix.K;
+    m.blocks = (m.K + kBlockColumns - 1) / kBlockColumns;
+    m.group_blocks = matrix.group == 0 ? m.blocks : matrix.group / kBlockColumns;
+    m.groups = (m.blocks + m.group_blocks - 1) / m.group_blocks;
+    m.weight = matrix.weight;
+    m.scale = static_cast<const uint16_t*>(matrix.scale);
+    m.zero = static_cast<const uint8_t*>(matrix.zero);
+    return m;
 }
 
 int64_t bytes_of(const Matrix& m) {
@@ -121,15 +132,11 @@ void read_share(void* context, int rank, int size) {
 }  // namespace
 }  // namespace gsa
 
-extern "C" int gsa_matvec(int format, int64_t N, int64_t K, int64_t group, const void* weight, const void* scale,
-                          const void* zero, int input, const float* x, const float* norm, float epsilon, int count,
-                          int activations, const float* residual, float* y, int threads) {
+extern "C" int gsa_matvec(const GsaMatrix* matrix, int input, const float* x, const float* norm, float epsilon,
+                          int count, int activations, const float* residual, float* y, int threads) {
     using namespace gsa;
     const LinearKernels& kernels = *isa().linear;
-    Matrix m{format, N, K, (K + kBlockColumns - 1) / kBlockColumns, 1, 1, weight, static_cast<const uint16_t*>(scale),
-             static_cast<const int8_t*>(zero)};
-    m.group_blocks = group == 0 ? m.blocks : group / kBlockColumns;
-    m.groups = (m.blocks + m.group_blocks - 1) / m.group_blocks;
+    const Matrix m = described(*matrix);
     Columns columns{};
     columns.count = count;
     if (!prepare(kernels, m, {input, x, norm, epsilon}, activations, columns)) return 1;

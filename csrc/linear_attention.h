@@ -88,6 +88,24 @@ struct LinearAttention {
         team.wait();
     }
 
+    void fetch(const Team& team, const Place& at, const Place& next) const {
+        team.ahead->clear();
+        fetch_rows(team, call.o, at, queries);
+        fetch_rows(team, call.gk, next, 1);
+        fetch_rows(team, call.gv, next, 1);
+        fetch_rows(team, call.k, next, 1);
+        fetch_rows(team, call.v, next, 1);
+        fetch_rows(team, call.q, next, queries);
+    }
+
+    void fetch_backward(const Team& team, const Place& at, const Place& next) const {
+        fetch(team, at, next);
+        fetch_rows(team, call.d_o, next, queries);
+        fetch_rows(team, call.dv, at, 1);
+        fetch_rows(team, call.dk, at, 1);
+        fetch_rows(team, call.dq, at, queries);
+    }
+
     void forward(const Team& team, const Place& at, T* state) {
         read_writes(team, at);
         read_queries(team, at);

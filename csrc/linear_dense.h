@@ -1,7 +1,6 @@
 // fp32 and bf16 weights, as they lie in a plain matrix: the lanes of a vector are neighbours in a row.
 #pragma once
 
-#include "convert.h"
 #include "linear_input.h"
 
 namespace gsa {
@@ -14,15 +13,6 @@ constexpr int kColumns = 4;
 #else
 constexpr int kColumns = 2;
 #endif
-
-GSA_INLINE Floats load_weights(const float* p) { return load(p); }
-
-GSA_INLINE Floats load_weights(const BFloat16* p) {
-    typedef uint16_t Halves __attribute__((vector_size(GSA_VECTOR_BYTES / 2)));
-    Halves words;
-    __builtin_memcpy(&words, p, sizeof(words));
-    return bits<Floats>(__builtin_convertvector(words, Ints) << 16);
-}
 
 // Sums of four vectors, in the first four lanes.
 template <int D>
@@ -38,45 +28,54 @@ GSA_INLINE Floats add_lanes(const Floats (&v)[4]) {
     return sums;
 }
 
-// y [C, 4] of four rows.
+// Sums of products of one row, still to be added up across lanes. Row after row, because memory is fastest when it is
+// read straight ahead.
 template <class Weight, int C>
-GSA_INLINE void multiply_rows(const Weight* const (&w)[4], const float* x, int64_t stride, int64_t K, float (&y)[C][4]) {
-    Floats sums[C][4] = {};
+GSA_INLINE void multiply_row(const Weight* w, const float* x, int64_t stride, int64_t K, Floats (&sums)[C]) {
+    constexpr int kTurns = C == 1 ? 3 : 1;  // sums in turn, or each product would wait for the one before
+    Floats part[kTurns][2][C] = {};
     int64_t k = 0;
-    for (; k + W <= K; k += W) {
-        Floats column[C];
+    const auto add = [&](Floats(&to)[2][C]) __attribute__((always_inline)) {
+        Floats a, b;
+        load_two(w + k, a, b);
 #pragma GCC unroll 4
-        for (int c = 0; c < C; c++) column[c] = load(x + c * stride + k);
-#pragma GCC unroll 4
-        for (int r = 0; r < 4; r++) {
-            const Floats row = load_weights(w[r] + k);
-#pragma GCC unroll 4
-            for (int c = 0; c < C; c++) sums[c][r] += row * column[c];
+        for (int c = 0; c < C; c++) {
+            to[0][c] += a * load(x + c * stride + k);
+            to[1][c] += b * load(x + c * stride + k + W);
         }
+        k += 2 * W;
+    };
+    while (k + kTurns * 2 * W <= K) {
+#pragma GCC unroll 4
+        for (int t = 0; t < kTurns; t++) add(part[t]);
     }
+    while (k + 2 * W <= K) add(part[0]);
 #pragma GCC unroll 4
     for (int c = 0; c < C; c++) {
-        const Floats totals = add_lanes(sums[c]);
-        __builtin_memcpy(y[c], &totals, sizeof(y[c]));
+        sums[c] = part[0][0][c] + part[0][1][c];
+#pragma GCC unroll 4
+        for (int t = 1; t < kTurns; t++) sums[c] += part[t][0][c] + part[t][1][c];
+        float rest = 0;
+        for (int64_t j = k; j < K; j++) rest += widen(w[j]) * x[c * stride + j];
+        sums[c][0] += rest;
     }
-    for (; k < K; k++)
-        for (int c = 0; c < C; c++)
-            for (int r = 0; r < 4; r++) y[c][r] += widen(w[r][k]) * x[c * stride + k];
 }
 
 template <class Weight, int C>
 void multiply_dense(const Matrix& m, const Columns& columns, int first, const float* residual, float* y, int64_t row) {
-    const Weight* weight = static_cast<const Weight*>(m.weight);
+    const Weight* w = static_cast<const Weight*>(m.weight);
     const int64_t end = row + kBlockRows < m.N ? row + kBlockRows : m.N;
     for (; row < end; row += 4) {
         const int rows = end - row < 4 ? static_cast<int>(end - row) : 4;
-        const Weight* w[4];
-        for (int r = 0; r < 4; r++) w[r] = weight + (row + (r < rows ? r : 0)) * m.K;  // beyond the end: the first again
-        float sums[C][4];
-        multiply_rows<Weight, C>(w, columns.x + first * columns.stride, columns.stride, m.K, sums);
+        Floats sums[4][C] = {};
+        for (int r = 0; r < rows; r++)
+            multiply_row<Weight, C>(w + (row + r) * m.K, columns.x + first * columns.stride, columns.stride, m.K, sums[r]);
+#pragma GCC unroll 4
         for (int c = 0; c < C; c++) {
+            float total[W];
+            store(total, add_lanes({sums[0][c], sums[1][c], sums[2][c], sums[3][c]}));
             const int64_t at = (first + c) * m.N + row;
-            for (int r = 0; r < rows; r++) y[at + r] = residual == nullptr ? sums[c][r] : sums[c][r] + residual[at + r];
+            for (int r = 0; r < rows; r++) y[at + r] = residual == nullptr ? total[r] : total[r] + residual[at + r];
         }
     }
 }

@@ -3,16 +3,12 @@
 
 #include "elementary.h"
 #include "linear.h"
+#include "linear_load.h"
 #include "native.h"
-#include "simd.h"
 
 namespace gsa {
 namespace GSA_ISA {
 namespace {
-
-constexpr int W = Simd<float>::W;
-typedef Vec<float> Floats;
-typedef Simd<float>::Int Ints;
 
 void rms_norm(const float* x, const float* weight, float epsilon, int64_t K, float* out) {
     Floats squares{};
@@ -64,6 +60,40 @@ void sum_groups(const Matrix& m, const Columns& columns) {
     }
 }
 
+// Even columns before odd ones in each two vectors that are whole; see `load_two`.
+void part_even_from_odd(int64_t K, const Columns& columns) {
+    for (int c = 0; c < columns.count; c++) {
+        for (int64_t k = 0; k + 2 * W <= K; k += 2 * W) {
+            float* x = columns.x + c * columns.stride + k;
+            float parted[2 * W];
+            for (int i = 0; i < W; i++) {
+                parted[i] = x[2 * i];
+                parted[W + i] = x[2 * i + 1];
+            }
+            __builtin_memcpy(x, parted, sizeof(parted));
+        }
+    }
+}
+
+// A weight is taken from its word of 32 bits without being shifted down, that is, multiplied by a power of two. Division
+// of x by the same power is exact, and done once instead of once per row. The topmost is shifted, to have no sign.
+void divide_by_place(int format, const Columns& columns) {
+    const float int8[] = {1, 0x1p-8f, 0x1p-16f, 1, 1, 0x1p-8f, 0x1p-16f, 1};
+    const float int4[] = {1, 0x1p-8f, 0x1p-16f, 0x1p-24f, 0x1p-4f, 0x1p-12f, 0x1p-20f, 1};
+    const float* factor = format == GSA_WEIGHT_INT8 ? int8 : int4;
+    for (int64_t k = 0; k < columns.count * columns.stride; k += 8)
+        for (int i = 0; i < 8; i++) columns.x[k + i] *= factor[i];
+}
+
+void place(const Matrix& m, const Columns& columns) {
+    if (m.format == GSA_WEIGHT_BF16) {
+        part_even_from_odd(m.K, columns);
+    } else if (m.format != GSA_WEIGHT_FP32) {
+        sum_groups(m, columns);
+        divide_by_place(m.format, columns);
+    }
+}
+
 // One block: integers to q, and their scale. What is not finite makes the scale NaN, and so every result.
 float quantise_block(const float* x, int32_t (&q)[kBlockColumns]) {
     constexpr float round = 0x1.8p23f;  // added and taken away again, it rounds to nearest, ties to even
@@ -87,7 +117,7 @@ float quantise_block(const float* x, int32_t (&q)[kBlockColumns]) {
         word -= round_bits;
         __builtin_memcpy(q + k, &word, sizeof(word));
     }
-    return highest * (1.0f / 127.0f) + not_finite;
+    return highest / 127.0f + not_finite;
 }
 
 void pack_words(const int32_t (&q)[kBlockColumns], int words_per_quad, int32_t* words) {
@@ -117,7 +147,6 @@ void quantise(const Matrix& m, const Columns& columns) {
             for (int k = 0; k < kBlockColumns; k++) total += static_cast<int8_t>(q[k]);
             pack_words(q, columns.words_per_quad, columns.words + at * (kBlockColumns / 4) * columns.words_per_quad);
             columns.block_scale[at] = scale;
-            columns.block_sum[at] = total;
             group_sum[b / m.group_blocks] += scale * static_cast<float>(total);
         }
     }

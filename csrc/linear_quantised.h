@@ -1,11 +1,7 @@
 // int8 and int4 weights: the lanes of a vector are rows, so that nothing is summed across lanes.
 #pragma once
 
-#include "isa.h"
-#include "linear_dense.h"
-#if GSA_X86
-#include <immintrin.h>
-#endif
+#include "linear_input.h"
 
 namespace gsa {
 namespace GSA_ISA {
@@ -57,21 +53,18 @@ bool dot_is_native() {
 
 template <int Bits>
 struct Format {
-    static constexpr int offset = 1 << (Bits - 1);
-    static constexpr int32_t flip = Bits == 8 ? 0x80808080 : 0x88888888;
-    static constexpr int per_chunk = 32 / Bits;                                    // weights of a row in 64 bytes
-    static constexpr int chunks = kBlockColumns / per_chunk;                       // of 64 bytes in a block
-    static constexpr int bytes = chunks * 64;                                      // of a block
-    static constexpr int shift(int i) {                                            // brings weight i to the top
-        return Bits == 8 ? 24 - 8 * i : i < 4 ? 28 - 8 * i : 24 - 8 * (i - 4);
+    static constexpr int per_chunk = 32 / Bits;               // weights of a row in 64 bytes
+    static constexpr int chunks = kBlockColumns / per_chunk;  // of 64 bytes in a block
+    static constexpr int bytes = chunks * 64;                 // of a block
+
+    // Weight i of each lane, times the power of two of its place; see `place`.
+    GSA_INLINE Floats weight(Ints chunk, int i) {
+        const int place = Bits == 8 ? 8 * i : i < 4 ? 8 * i : 8 * i - 28;
+        constexpr uint32_t mask = Bits == 8 ? 0xff : 0x0f;
+        if (place == 32 - Bits) return __builtin_convertvector((chunk >> place) & mask, Floats);
+        return __builtin_convertvector(chunk & static_cast<int32_t>(mask << place), Floats);
     }
 };
-
-GSA_INLINE Ints load_ints(const uint8_t* p) {
-    Ints v;
-    __builtin_memcpy(&v, p, sizeof(v));
-    return v;
-}
 
 // Adds the products of one block to sums [C, L], with activations in fp32.
 template <int Bits, int C>
@@ -87,10 +80,10 @@ struct RealBlock {
         for (int j = 0; j < F::chunks; j++) {
 #pragma GCC unroll 4
             for (int l = 0; l < L; l++) {
-                const Ints chunk = load_ints(w + 64 * j + GSA_VECTOR_BYTES * l) ^ F::flip;
+                const Ints chunk = load_ints(w + 64 * j + GSA_VECTOR_BYTES * l);
 #pragma GCC unroll 8
                 for (int i = 0; i < F::per_chunk; i++) {
-                    const Floats weight = __builtin_convertvector((chunk << F::shift(i)) >> (32 - Bits), Floats);
+                    const Floats weight = F::weight(chunk, i);
 #pragma GCC unroll 4
                     for (int c = 0; c < C; c++)
                         part[i % turns][c][l] += weight * x[c * columns.stride + F::per_chunk * j + i];
@@ -119,7 +112,7 @@ struct IntegerBlock {
             const int64_t at = (first + c) * blocks + block;
             x[c] = columns.words + at * (kBlockColumns / 4) * Dot::words;
 #pragma GCC unroll 4
-            for (int l = 0; l < L; l++) totals[c][l] = -F::offset * columns.block_sum[at] - Ints{};
+            for (int l = 0; l < L; l++) totals[c][l] = Ints{};
         }
 #pragma GCC unroll 8
         for (int j = 0; j < F::chunks; j++) {
@@ -147,13 +140,6 @@ struct IntegerBlock {
     }
 };
 
-GSA_INLINE Floats load_zeros(const int8_t* p) {
-    typedef int8_t Bytes __attribute__((vector_size(W)));
-    Bytes bytes;
-    __builtin_memcpy(&bytes, p, sizeof(bytes));
-    return __builtin_convertvector(__builtin_convertvector(bytes, Ints), Floats);
-}
-
 // Sixteen rows of y from `row` on, in C columns.
 template <int Bits, int C, class Block>
 void multiply_quantised(const Matrix& m, const Columns& columns, int first, const float* residual, float* y,
@@ -170,8 +156,8 @@ void multiply_quantised(const Matrix& m, const Columns& columns, int first, cons
 #pragma GCC unroll 4
         for (int l = 0; l < L; l++) {
             const int64_t at = (group_row + g) * kBlockRows + W * l;
-            const Floats scale = load_weights(reinterpret_cast<const BFloat16*>(m.scale + at));
-            const Floats zero = load_zeros(m.zero + at);
+            const Floats scale = load_floats(reinterpret_cast<const BFloat16*>(m.scale + at));
+            const Floats zero = load_floats(m.zero + at);
 #pragma GCC unroll 4
             for (int c = 0; c < C; c++)
                 sums[c][l] += scale * (part[c][l] - zero * columns.group_sum[(first + c) * m.groups + g]);

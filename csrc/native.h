@@ -96,18 +96,24 @@ GSA_API void gsa_operator_sizes(int64_t sizes[3]);
 
 /* Matrix-vector products, y [count, N] = W x (+ residual), for 1 to 16 columns of activations in fp32. */
 
-/* Of W [N, K]. The first two lie row by row; see linear.h for the others. */
+/* The first two lie row by row; see linear.h for the others. */
 enum { GSA_WEIGHT_FP32, GSA_WEIGHT_BF16, GSA_WEIGHT_INT8, GSA_WEIGHT_INT4 };
+
+/* W [N, K]. */
+typedef struct {
+    int64_t format, N, K;
+    int64_t group; /* columns that share a scale and a zero, a multiple of 32; 0: all */
+    const void *weight, *scale, *zero;
+} GsaMatrix;
+
 /* What becomes of x [count, K] first: nothing; RMSNorm with `norm` [K] and `epsilon`; or silu(x[:K]) * x[K:], of x
    [count, 2K]. */
 enum { GSA_INPUT_PLAIN, GSA_INPUT_RMS_NORM, GSA_INPUT_SWIGLU };
 /* int8 for quantised weights only. Portable: without an instruction that not all machines have; the same integers. */
 enum { GSA_ACTIVATIONS_FP32, GSA_ACTIVATIONS_INT8, GSA_ACTIVATIONS_INT8_PORTABLE };
 
-/* group: columns that share a scale and a zero, a multiple of 32; 0: all. residual [count, N] may be null, or y.
-   Returns 0, or 1 if there is no memory. */
-GSA_API int gsa_matvec(int format, int64_t N, int64_t K, int64_t group, const void* weight, const void* scale,
-                       const void* zero, int input, const float* x, const float* norm, float epsilon, int count,
+/* residual [count, N] may be null, or y. Returns 0, or 1 if there is no memory. */
+GSA_API int gsa_matvec(const GsaMatrix* matrix, int input, const float* x, const float* norm, float epsilon, int count,
                        int activations, const float* residual, float* y, int threads);
 /* Reads all bytes of all parts and does nothing else: the exclusive or of its words. */
 GSA_API uint64_t gsa_read(const void* const* parts, const int64_t* bytes, int64_t count, int threads);

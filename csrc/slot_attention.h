@@ -35,28 +35,35 @@ struct SlotAttention {
                        call.final_v, call.kept_v, call.dfinal_v, call.dinitial_v};
         state_size = memories[1].offset + M * value_row;
 
+        // The wide matrices of the two passes take turns in the same memory, which so stays in the cache.
         const int rows = queries * kChunk;
-        q = take_operand<T>(arena, rows, K, false);
-        k = take_operand<T>(arena, kChunk, K, false);
-        v = take_operand<T>(arena, kChunk, V, false);
+        T* places[4];
+        const ptrdiff_t row = row_of<T>(K) > row_of<T>(V) ? row_of<T>(K) : row_of<T>(V);
+        const int turned_rows = K > V ? K : V;
+        places[0] = arena.take<T>(rows * row);
+        places[1] = arena.take<T>(rows * row);
+        places[2] = arena.take<T>(turned_rows * kChunkRow);
+        places[3] = backward ? arena.take<T>(rows * row) : nullptr;
+        q = whole(places[0], K);
+        k = whole(places[1], K);
+        k_turned = places[2];
+        dq = places[3];
+        v = whole(places[0], V);
+        o = places[1];
+        d_o = whole(places[1], V);
+        v_turned = places[2];
+        dv = places[3];
+
         s = take_operand<T>(arena, kChunk, M, true);
         p = take_operand<T>(arena, rows, M, true);
         gates = take_gates<T>(arena, M, s.row);
         scores = arena.take<T>(rows * p.row);
-        k_turned = arena.take<T>(K * kChunkRow);
         s_turned = arena.take<T>(M * kChunkRow);
         A = arena.take<T>(rows * kChunkRow);
-        if (!backward) {
-            o = arena.take<T>(rows * v.row);
-            return;
-        }
-        d_o = take_operand<T>(arena, rows, V, false);
+        if (!backward) return;
         dscores = take_operand<T>(arena, rows, M, true);
-        v_turned = arena.take<T>(V * kChunkRow);
         dA = arena.take<T>(rows * kChunkRow);
-        dq = arena.take<T>(rows * q.row);
         dk = arena.take<T>(kChunk * k.row);
-        dv = arena.take<T>(kChunk * v.row);
         dp = arena.take<T>(rows * p.row);
         ds_keys = arena.take<T>(kChunk * s.row);
         ds_values = arena.take<T>(kChunk * s.row);
@@ -66,6 +73,8 @@ struct SlotAttention {
         dS_turned = arena.take<T>(turned);
         gate = take_gate_gradient<T>(arena, gates);
     }
+
+    static Operand<T> whole(T* place, int width) { return {place, place, place, width, row_of<T>(width)}; }
 
     // The first pass: queries find their slots. The gate is on the side of the values.
     Pass<T> key_pass(const Place& at) const {
@@ -90,11 +99,30 @@ struct SlotAttention {
         team.wait();
     }
 
+    // What this chunk writes at its end, then what the next one reads.
+    void fetch(const Team& team, const Place& at, const Place& next) const {
+        team.ahead->clear();
+        fetch_rows(team, call.o, at, queries);
+        fetch_rows(team, call.g, next, 1);
+        fetch_rows(team, call.s, next, 1);
+        fetch_rows(team, call.q, next, queries);
+        fetch_rows(team, call.k, next, 1);
+        fetch_rows(team, call.v, next, 1);
+    }
+
+    void fetch_backward(const Team& team, const Place& at, const Place& next) const {
+        fetch(team, at, next);
+        fetch_rows(team, call.d_o, next, queries);
+        fetch_rows(team, call.slots, next, queries);
+        fetch_rows(team, call.dv, at, 1);
+        fetch_rows(team, call.dk, at, 1);
+        fetch_rows(team, call.dq, at, queries);
+    }
+
     void forward(const Team& team, const Place& at, T* state) {
         T *keys = state, *values = state + memories[1].offset;
         read_rows(team, call.q, at, queries, static_cast<T>(call.shape.scale), q.raw, q.row, K);
         read_rows(team, call.k, at, 1, T(1), k.raw, k.row, K);
-        read_rows(team, call.v, at, 1, T(1), v.raw, v.row, V);
         read_writes(team, at);
         turn(team, static_cast<const T*>(k.raw), k.row, at.tokens, K, k_turned, kChunkRow);
         turn(team, static_cast<const T*>(s.in), s.row, at.tokens, M, s_turned, kChunkRow);
@@ -105,12 +133,15 @@ struct SlotAttention {
         team.wait();
         first.outputs(team, keys, scores, p.row);
         if (gates.strong) team.wait();  // else by rows, as below
-        if (call.slots.data != nullptr) write_rows(team, static_cast<const T*>(scores), p.row, T(1), at, queries, call.slots);
+        if (call.slots.data != nullptr)
+            write_rows(team, static_cast<const T*>(scores), p.row, T(1), at, queries, call.slots);
         weigh(team, at);
         team.wait();
         first.update(team, keys, keys);
+        team.wait();
 
         const Pass<T> second = value_pass(at);
+        read_rows(team, call.v, at, 1, T(1), v.raw, v.row, V);
         second.scores(team);
         team.wait();
         second.outputs(team, values, o, v.row);
@@ -129,7 +160,7 @@ struct SlotAttention {
 
     void replay(const Team& team, const Place& at, const T* before, T* after) {
         read_rows(team, call.k, at, 1, T(1), k.raw, k.row, K);
-        read_rows(team, call.v, at, 1, T(1), v.raw, v.row, V);
+        read_rows(team, call.v, at, 1, T(1), v.raw, v.row, V);  // not where the keys are
         read_writes(team, at);
         key_pass(at).update(team, before, after);
         value_pass(at).update(team, before + memories[1].offset, after + memories[1].offset);
@@ -139,14 +170,11 @@ struct SlotAttention {
     void backward(const Team& team, const Place& at, const T* before, const T* after, T* dstate) {
         const size_t values = memories[1].offset;
         const T scale = static_cast<T>(call.shape.scale);
-        read_rows(team, call.q, at, queries, scale, q.raw, q.row, K);
-        read_rows(team, call.k, at, 1, T(1), k.raw, k.row, K);
         read_rows(team, call.v, at, 1, T(1), v.raw, v.row, V);
         read_rows(team, call.d_o, at, queries, T(1), d_o.raw, d_o.row, V);
         read_rows(team, call.slots, at, queries, T(1), scores, p.row, M);
         read_writes(team, at);
         weigh(team, at);
-        turn(team, static_cast<const T*>(k.raw), k.row, at.tokens, K, k_turned, kChunkRow);
         turn(team, static_cast<const T*>(v.raw), v.row, at.tokens, V, v_turned, kChunkRow);
         turn(team, static_cast<const T*>(s.in), s.row, at.tokens, M, s_turned, kChunkRow);
         gate.clear(team, gates);
@@ -172,6 +200,10 @@ struct SlotAttention {
         }
         decay_late(team, gates, queries, dscores);
         write_rows(team, static_cast<const T*>(dv), v.row, T(1), at, 1, call.dv);
+        read_rows(team, call.q, at, queries, scale, q.raw, q.row, K);
+        read_rows(team, call.k, at, 1, T(1), k.raw, k.row, K);
+        team.wait();
+        turn(team, static_cast<const T*>(k.raw), k.row, at.tokens, K, k_turned, kChunkRow);
         team.wait();
 
         const Pass<T> first = key_pass(at);

@@ -1,7 +1,9 @@
-// A few threads that work on the same chunk. A team of one waits for nobody.
+// A few threads that work on the same chunk, and what a thread has yet to read. A team of one waits for nobody.
 #pragma once
 
 #include <sched.h>
+
+#include <cstddef>
 
 namespace gsa {
 namespace GSA_ISA {
@@ -13,9 +15,44 @@ struct Gate {
     alignas(64) int round = 0;
 };
 
+// Rows of memory that will be read next. They are fetched into the cache bit by bit while something is computed:
+// every row starts somewhere else, which the processor cannot foresee.
+class Ahead {
+   public:
+    void clear() { count_ = at_ = row_ = line_ = 0; }
+
+    void add(const char* base, ptrdiff_t stride, int rows, ptrdiff_t bytes) {
+        if (count_ < kSpans && rows > 0) spans_[count_++] = {base, stride, rows, static_cast<int>((bytes + 63) / 64)};
+    }
+
+    void fetch(int lines) {
+        while (lines > 0 && at_ < count_) {
+            const Span& s = spans_[at_];
+            const char* p = s.base + row_ * s.stride;
+            for (; lines > 0 && line_ < s.lines; lines--, line_++) __builtin_prefetch(p + 64 * line_, 0, 2);
+            if (line_ < s.lines) return;
+            line_ = 0;
+            if (++row_ < s.rows) continue;
+            row_ = 0;
+            at_++;
+        }
+    }
+
+   private:
+    struct Span {
+        const char* base;
+        ptrdiff_t stride;
+        int rows, lines;
+    };
+    static constexpr int kSpans = 16;
+    Span spans_[kSpans];
+    int count_ = 0, at_ = 0, row_ = 0, line_ = 0;
+};
+
 struct Team {
     int rank = 0, size = 1;
     Gate* gate = nullptr;
+    Ahead* ahead = nullptr;
 
     // This member's share of `count` equal pieces of work.
     int begin(int count) const { return static_cast<int>(static_cast<long>(count) * rank / size); }

@@ -117,7 +117,9 @@ def measure(model: Model, seconds: float, rounds: int = 4) -> dict[str, Any]:
     with torch.no_grad():
         packed = {format: _packed(layers, format) for format, _ in WAYS.values()}
         readers = {
-            format: Reader([x for weight in weights for x in (weight.weight, weight.scale, weight.zero) if x is not None])
+            format: Reader(
+                [x for weight in weights for x in (weight.weight, weight.scale, weight.zero) if x is not None]
+            )
             for format, weights in packed.items()
         }
         contenders: dict[str, Callable[[], object]] = {f"read {format}": read for format, read in readers.items()}

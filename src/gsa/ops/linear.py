@@ -10,6 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gsa.errors import BackendUnavailable, GSAError
+from gsa.ops.native import library
+from gsa.ops.native import linear as native
 from gsa.ops.packed import COLUMNS, DENSE, PackedWeight, pack
 
 __all__ = ["PackedWeight", "matvec", "pack", "quantise_activations"]
@@ -46,16 +48,15 @@ def matvec(
     """
     count = _check_input(weight, x, activations, norm, swiglu)
     shape = (*x.shape[:-1], weight.N)
+    x = x.contiguous()
     if residual is not None:
         _check_like("residual", residual, shape, x)
-        residual = residual.detach().contiguous()
+        residual = residual.contiguous()
     if out is not None:
-        _check_out(out, shape, x, norm[0] if norm else None, weight.weight, residual)
-    if _native(backend, x.device):
-        from gsa.ops.native import linear as native
-
-        y = torch.empty(shape, dtype=torch.float32, device=x.device) if out is None else out
-        native.matvec(weight, x.contiguous(), count, activations, norm, swiglu, residual, y)
+        _check_out(out, shape, x, weight, norm, residual)
+    if _native(backend, x):
+        y = x.new_empty(shape) if out is None else out
+        native.matvec(weight, x, count, activations, norm, swiglu, residual, y)
         return y
     y = _reference(weight, x, activations, norm, swiglu)
     if residual is not None:
@@ -86,18 +87,16 @@ def _reference(
     return F.linear(x, weight.unpack())
 
 
-def _native(backend: str, device: torch.device) -> bool:
+def _native(backend: str, x: Tensor) -> bool:
     """Whether the native engine computes."""
-    from gsa.ops.native.library import unavailable
-
-    if backend == "reference":
-        return False
-    if backend not in ("auto", "native"):
+    if backend in ("auto", "native"):
+        if x.is_cpu and library.unavailable(None) is None:
+            return True
+        if backend == "native":
+            raise BackendUnavailable(f"matvec: 'native' cannot run here: {library.unavailable(x.device)}")
+    elif backend != "reference":
         raise GSAError(f"matvec: unknown backend {backend!r}; expected 'auto', 'native' or 'reference'")
-    reason = unavailable(device)
-    if reason is not None and backend == "native":
-        raise BackendUnavailable(f"matvec: 'native' cannot run here: {reason}")
-    return reason is None
+    return False
 
 
 def _check_input(
@@ -154,25 +153,21 @@ def _check_like(name: str, tensor: Tensor, shape: tuple[int, ...], x: Tensor) ->
         raise GSAError(f"matvec: {name} is {got}, expected torch.float32 {list(shape)} on {x.device}")
 
 
-def _check_out(out: Tensor, shape: tuple[int, ...], *inputs: Tensor | None) -> None:
-    """`out` may share memory with the residual, the last of the inputs, if they are the same; with no other."""
-    x, residual = inputs[0], inputs[-1]
-    assert x is not None
+def _check_out(
+    out: Tensor,
+    shape: tuple[int, ...],
+    x: Tensor,
+    weight: PackedWeight,
+    norm: tuple[Tensor, float] | None,
+    residual: Tensor | None,
+) -> None:
+    """`out` may be the residual; otherwise it shares no memory with what is read."""
     _check_like("out", out, shape, x)
     if not out.is_contiguous() or out.requires_grad:
         raise GSAError("matvec: out must be contiguous and require no gradient")
-    for tensor in inputs:
-        same = tensor is residual and tensor is not None and tensor.data_ptr() == out.data_ptr()
-        if tensor is not None and not same and _overlap(tensor, out):
-            raise GSAError("matvec: out shares memory with an input; only the whole residual may be overwritten")
-
-
-def _overlap(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors may share memory."""
-    return _span(a)[0] < _span(b)[1] and _span(b)[0] < _span(a)[1]
-
-
-def _span(x: Tensor) -> tuple[int, int]:
-    """First byte and end."""
-    length = 1 + sum((n - 1) * abs(step) for n, step in zip(x.shape, x.stride(), strict=True))
-    return x.data_ptr(), x.data_ptr() + length * x.element_size()
+    begin, end = out.data_ptr(), out.data_ptr() + out.nbytes
+    for tensor in (x, weight.weight, norm[0] if norm else None, residual):
+        if tensor is None or (tensor is residual and tensor.data_ptr() == begin):
+            continue
+        if tensor.data_ptr() < end and begin < tensor.data_ptr() + tensor.nbytes:
+            raise GSAError("matvec: out shares memory with what is read; only the whole residual may be overwritten")

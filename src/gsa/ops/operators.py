@@ -227,9 +227,7 @@ def _register_gla(name: str, kernels: Kernels) -> Any:
 
 def _register_gsa(name: str, kernels: Kernels) -> Any:
     operation = "gated_slot_attention"
-    forward = _operator(
-        f"{name}_gsa", operation, f"{_GSA}, float scale, str readout, str keep", 6, kernels.gsa_forward
-    )
+    forward = _operator(f"{name}_gsa", operation, f"{_GSA}, float scale, str readout, str keep", 6, kernels.gsa_forward)
     backward = _operator(
         f"{name}_gsa_backward",
         operation,

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from gsa.ops.layout import sequence_bounds
 from gsa.ops.native.library import library
+from gsa.ops.native.results import empty, empty_like
 from gsa.ops.readout import READOUTS
 from gsa.ops.state import compute_dtype
 
@@ -198,9 +199,9 @@ def gla_forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """o [B, T, HQ, V], final states [N, H, K, V], kept states."""
     dtype, H, K, V = compute_dtype(q.dtype), k.shape[2], k.shape[3], v.shape[3]
-    o = q.new_empty(*q.shape[:3], V)
-    final = q.new_empty((_sequences(q, cu_seqlens), H, K, V), dtype=dtype)
-    kept = q.new_empty(kept_shape(q, v, cu_seqlens, keep, H, K, V), dtype=dtype)
+    o = empty((*q.shape[:3], V), q.dtype)
+    final = empty((_sequences(q, cu_seqlens), H, K, V), dtype)
+    kept = empty(kept_shape(q, v, cu_seqlens, keep, H, K, V), dtype)
     call = _Call(_LinearAttention())
     call.shape(q, k, cu_seqlens, scale, keep)
     call.tensors(q=q, k=k, v=v, gk=gk, gv=gv, o=o)
@@ -225,23 +226,15 @@ def gla_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor]:
     """Gradients of q, k, v, gk, gv and the initial states."""
     dtype, H = compute_dtype(q.dtype), k.shape[2]
-    dq, dk, dv, dgk, dgv = (_like(x) for x in (q, k, v, gk, gv))
-    assert dq is not None and dk is not None and dv is not None  # noqa: PT018
-    dinitial = q.new_empty((_sequences(q, cu_seqlens), H, k.shape[3], v.shape[3]), dtype=dtype)
+    dq, dk, dv = map(empty_like, (q, k, v))
+    dgk, dgv = (None if x is None else empty_like(x) for x in (gk, gv))
+    dinitial = empty((_sequences(q, cu_seqlens), H, k.shape[3], v.shape[3]), dtype)
     call = _Call(_LinearAttention())
     call.shape(q, k, cu_seqlens, scale, keep)
     call.tensors(q=q, k=k, v=v, gk=gk, gv=gv, d_o=do, dq=dq, dk=dk, dv=dv, dgk=dgk, dgv=dgv)
     call.states(dtype, kept=kept, dfinal=dfinal, dinitial=dinitial)
     call.run(_compiled().gsa_linear_attention, 1)
     return dq, dk, dv, dgk, dgv, dinitial
-
-
-def _like(x: Tensor | None) -> Tensor | None:
-    """Room for the gradient of x, which C++ can fill."""
-    if x is None:
-        return None
-    gradient = torch.empty_like(x)
-    return gradient if gradient.shape[-1] <= 1 or gradient.stride(-1) == 1 else torch.empty(x.shape, dtype=x.dtype)
 
 
 def gsa_forward(
@@ -260,11 +253,11 @@ def gsa_forward(
     """o [B, T, HQ, V], both final memories, slot scores [B, T, HQ, M] and kept states of both passes."""
     dtype, H, K, V, M = compute_dtype(q.dtype), k.shape[2], k.shape[3], v.shape[3], g.shape[3]
     N = _sequences(q, cu_seqlens)
-    o = q.new_empty(*q.shape[:3], V)
-    slots = q.new_empty((0,) if keep == "nothing" else (*q.shape[:3], M), dtype=dtype)
-    final_k, final_v = q.new_empty((N, H, K, M), dtype=dtype), q.new_empty((N, H, M, V), dtype=dtype)
-    kept_k = q.new_empty(kept_shape(q, v, cu_seqlens, keep, H, K, M), dtype=dtype)
-    kept_v = q.new_empty(kept_shape(q, v, cu_seqlens, keep, H, M, V), dtype=dtype)
+    o = empty((*q.shape[:3], V), q.dtype)
+    slots = empty((0,) if keep == "nothing" else (*q.shape[:3], M), dtype)
+    final_k, final_v = empty((N, H, K, M), dtype), empty((N, H, M, V), dtype)
+    kept_k = empty(kept_shape(q, v, cu_seqlens, keep, H, K, M), dtype)
+    kept_v = empty(kept_shape(q, v, cu_seqlens, keep, H, M, V), dtype)
     call = _Call(_SlotAttention(readout=_READOUTS[readout]))
     call.shape(q, k, cu_seqlens, scale, keep)
     call.tensors(q=q, k=k, v=v, g=g, s=s, o=o, slots=None if keep == "nothing" else slots)
@@ -296,9 +289,9 @@ def gsa_backward(
     """Gradients of q, k, v, g, s and both initial memories."""
     dtype, H, K, V, M = compute_dtype(q.dtype), k.shape[2], k.shape[3], v.shape[3], g.shape[3]
     N = _sequences(q, cu_seqlens)
-    dq, dk, dv, dg, ds = (_like(x) for x in (q, k, v, g, s))
-    assert dq is not None and dk is not None and dv is not None and dg is not None  # noqa: PT018
-    dinitial_k, dinitial_v = q.new_empty((N, H, K, M), dtype=dtype), q.new_empty((N, H, M, V), dtype=dtype)
+    dq, dk, dv, dg = map(empty_like, (q, k, v, g))
+    ds = None if s is None else empty_like(s)
+    dinitial_k, dinitial_v = empty((N, H, K, M), dtype), empty((N, H, M, V), dtype)
     call = _Call(_SlotAttention(readout=_READOUTS[readout]))
     call.shape(q, k, cu_seqlens, scale, keep)
     call.tensors(q=q, k=k, v=v, g=g, s=s, slots=slots, d_o=do, dq=dq, dk=dk, dv=dv, dg=dg, ds=ds)

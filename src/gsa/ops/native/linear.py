@@ -5,27 +5,42 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from gsa.errors import GSAError
 from gsa.ops.native.library import library
-from gsa.ops.packed import FORMATS, PackedWeight
 
-_FORMAT = {name: code for code, name in enumerate(FORMATS)}
+if TYPE_CHECKING:
+    from gsa.ops.packed import PackedWeight
+
+_FORMAT = {"fp32": 0, "bf16": 1, "int8": 2, "int4": 3}
 ACTIVATIONS = {"fp32": 0, "int8": 1, "int8-portable": 2}
 """The last computes what int8 does, as on a machine without the instruction for it; for tests."""
 PLAIN, RMS_NORM, SWIGLU = 0, 1, 2
+
+
+class Matrix(ctypes.Structure):
+    """GsaMatrix of csrc/native.h. The tensors it points to must outlive it."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("format", "N", "K", "group")),
+        *((name, ctypes.c_void_p) for name in ("weight", "scale", "zero")),
+    ]
+
+    def __init__(self, weight: PackedWeight) -> None:
+        pointers = (None if x is None else x.data_ptr() for x in (weight.weight, weight.scale, weight.zero))
+        super().__init__(_FORMAT[weight.format], weight.N, weight.K, weight.group or 0, *pointers)
+        self.address = ctypes.addressof(self)
 
 
 @lru_cache(None)
 def _functions() -> tuple[Any, Any]:
     matvec, read = library().gsa_matvec, library().gsa_read
     integer, pointer, size = ctypes.c_int, ctypes.c_void_p, ctypes.c_int64
-    matvec.argtypes = [integer, size, size, size, pointer, pointer, pointer, integer, pointer, pointer, ctypes.c_float]
-    matvec.argtypes += [integer, integer, pointer, pointer, integer]
+    matvec.argtypes = [pointer, integer, pointer, pointer, ctypes.c_float, integer, integer, pointer, pointer, integer]
     read.argtypes, read.restype = [pointer, pointer, size, integer], ctypes.c_uint64
     return matvec, read
 
@@ -40,19 +55,15 @@ def matvec(
     residual: Tensor | None,
     out: Tensor,
 ) -> None:
-    scale, zero = weight.scale, weight.zero
+    kind, norm_weight, epsilon = SWIGLU if swiglu else PLAIN, None, 0.0
+    if norm is not None:
+        kind, norm_weight, epsilon = RMS_NORM, norm[0].data_ptr(), norm[1]
     failed = _functions()[0](
-        _FORMAT[weight.format],
-        weight.N,
-        weight.K,
-        weight.group or 0,
-        weight.weight.data_ptr(),
-        None if scale is None else scale.data_ptr(),
-        None if zero is None else zero.data_ptr(),
-        SWIGLU if swiglu else PLAIN if norm is None else RMS_NORM,
+        weight.matrix.address,
+        kind,
         x.data_ptr(),
-        None if norm is None else norm[0].data_ptr(),
-        0.0 if norm is None else norm[1],
+        norm_weight,
+        epsilon,
         count,
         ACTIVATIONS[activations],
         None if residual is None else residual.data_ptr(),

@@ -31,5 +31,6 @@ def _fresh_scratch() -> None:
 
 @pytest.fixture
 def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cuts even short sequences into many segments."""
+    """Cuts even short sequences into many segments, and keeps states in more than one place."""
     monkeypatch.setattr("gsa.ops.layout.SEGMENT_ELEMENTS", 4096)
+    monkeypatch.setattr("gsa.ops.native.kernels.MARK_CHUNKS", 2)

@@ -175,7 +175,7 @@ def test_gates_are_checked_by_value_when_asked(value: float, monkeypatch: pytest
 
 
 def test_backends() -> None:
-    assert backends() == {"reference": None, "chunk": None}
+    assert backends() == {"reference": None, "chunk": None, "native": None}
     with pytest.raises(GSAError, match="unknown engine 'fast'"), use_backend("fast"):
         pass
 
@@ -194,7 +194,7 @@ def test_use_backend(monkeypatch: pytest.MonkeyPatch) -> None:
         with use_backend("auto"):
             gated_slot_attention(**x)
     gated_slot_attention(**x)
-    assert used == ["chunk", "reference", "chunk", "chunk", "chunk"]
+    assert used == ["native", "reference", "chunk", "native", "native"]
 
 
 def test_an_engine_that_cannot_run_is_never_replaced(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,6 @@ from gsa.ops import (
     gated_linear_attention,
     gated_slot_attention,
     gated_slot_attention_step,
-    scratch,
     use_backend,
 )
 from tests.ops.cases import Case, _with_gradients, assert_close, relative_error, slot_inputs, slot_results
@@ -274,16 +273,6 @@ def test_recomputing_saves_less(engine: str, monkeypatch: pytest.MonkeyPatch) ->
         return sum(sizes.values())
 
     assert saved(recompute=True) < saved(recompute=False)
-
-
-def test_scratch_is_given_back_when_it_is_much(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    x = slot_inputs(CASE, torch.float32)
-    held = scratch.scratch_for(torch.float32, torch.device("cpu"))
-    slot_results(CASE, x, engine)
-    assert held.buffers
-    monkeypatch.setattr(scratch.Scratch, "KEPT_BYTES", 1000)
-    slot_results(CASE, x, engine)
-    assert not held.buffers
 
 
 def test_a_step_under_autocast(engine: str) -> None:

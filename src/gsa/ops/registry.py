@@ -89,17 +89,21 @@ def use_backend(name: str) -> Iterator[None]:
         _chosen.name = previous
 
 
-def engine(backend: str, device: torch.device) -> Any:
-    """The engine asked for, by name or by `use_backend`, or of the best one for the device."""
+def engine_name(backend: str, device: torch.device) -> str:
+    """The engine asked for, by name or by `use_backend`, or the best one for the device."""
     if not isinstance(backend, str):
         raise GSAError(f"backend must be a name, got {type(backend).__name__}")
     name = _chosen.name if backend == "auto" else backend
     if name == "auto":
         candidates = PREFERENCE.get(device.type, PREFERENCE["other"])
-        name = next(c for c in candidates if ENGINES[c].unavailable(device) is None)
-    else:
-        _usable(name, device)
-    return ENGINES[name].load()
+        return next(c for c in candidates if ENGINES[c].unavailable(device) is None)
+    _usable(name, device)
+    return name
+
+
+def engine(backend: str, device: torch.device) -> Any:
+    """That engine: an object with the functions of gsa.ops.reference."""
+    return ENGINES[engine_name(backend, device)].load()
 
 
 def _usable(name: str, device: torch.device | None) -> None:

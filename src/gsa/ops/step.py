@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gsa.ops.checks import Checker, one_dtype
 from gsa.ops.readout import READOUTS
+from gsa.ops.registry import engine_name
 from gsa.ops.state import SlotState, compute_dtype
 
 
@@ -55,14 +56,19 @@ def gated_slot_attention_step(
     check.state("state.v", memory_v, (B, H, M, V), "B, H, M, V", q)
 
     dtype = compute_dtype(q.dtype)
-    grad = torch.is_grad_enabled() and not inplace
-    with torch.autocast(q.device.type, enabled=False), torch.set_grad_enabled(grad):
+    if inplace:
+        for name, x in (("state.k", memory_k), ("state.v", memory_v)):
+            if x.dtype != dtype:
+                raise check.fail(f"{name} must be {dtype} to be updated in place, got {x.dtype}")
+    if _compiled_step_serves(q, k, v, g, s, memory_k, memory_v, inplace=inplace):
+        from gsa.ops.native.step import step
+
+        return step(q, k, v, g, s, state, scale, readout, inplace)
+
+    with torch.autocast(q.device.type, enabled=False), torch.set_grad_enabled(torch.is_grad_enabled() and not inplace):
         g = g.to(dtype)
         decay, write = g.exp(), -torch.expm1(g) if s is None else s.to(dtype)
         if inplace:
-            for name, x in (("state.k", memory_k), ("state.v", memory_v)):
-                if x.dtype != dtype:
-                    raise check.fail(f"{name} must be {dtype} to be updated in place, got {x.dtype}")
             memory_k.mul_(decay[:, :, None, :]).addcmul_(k.to(dtype)[..., None], write[:, :, None, :])
             memory_v.mul_(decay[..., None]).addcmul_(write[..., None], v.to(dtype)[:, :, None, :])
         else:
@@ -71,3 +77,17 @@ def gated_slot_attention_step(
         queries = q.to(dtype).unflatten(1, (H, -1)) * scale  # [B, H, R, K]
         o = READOUTS[readout].apply(queries @ memory_k) @ memory_v
         return o.flatten(1, 2).to(q.dtype), SlotState(memory_k, memory_v)
+
+
+def _compiled_step_serves(*tensors: Tensor | None, inplace: bool) -> bool:
+    """Whether the native engine is the one to use, and no derivative is asked for: it has none of a step."""
+    given = [x for x in tensors if x is not None]
+    if engine_name("auto", given[0].device) != "native":
+        return False
+    if inplace:  # never has a graph
+        return all(x.is_contiguous() for x in given[-2:])
+    if torch.is_grad_enabled() and any(x.requires_grad for x in given):
+        return False
+    return torch.compiler.is_compiling() or (
+        torch.autograd.forward_ad._current_level < 0 and torch._C._functorch.peek_interpreter_stack() is None
+    )

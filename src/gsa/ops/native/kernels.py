@@ -17,7 +17,7 @@ from gsa.ops.layout import sequence_bounds
 from gsa.ops.native.library import library
 from gsa.ops.native.results import empty, empty_like
 from gsa.ops.readout import READOUTS
-from gsa.ops.state import compute_dtype
+from gsa.ops.state import SlotState, compute_dtype
 
 CHUNK = 64
 """Tokens in a chunk; csrc/operator.h has the same."""
@@ -299,3 +299,35 @@ def gsa_backward(
     call.states(dtype, dinitial_k=dinitial_k, dinitial_v=dinitial_v)
     call.run(_compiled().gsa_slot_attention, 1)
     return dq, dk, dv, dg, ds, dinitial_k, dinitial_v
+
+
+def gsa_step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    s: Tensor | None,
+    before: SlotState,
+    after: SlotState,
+    scale: float,
+    readout: str,
+) -> Tensor:
+    """o [B, HQ, V] for one token per row; fills `after`, dense and of the dtype sums are carried in, maybe `before`."""
+    dtype = compute_dtype(q.dtype)
+    assert all(x.is_contiguous() and x.dtype == dtype for x in after)
+    o = torch.empty((*q.shape[:2], v.shape[2]), dtype=q.dtype)
+    call = _Call(
+        _Step(
+            q.shape[0],
+            k.shape[1],
+            q.shape[1] // k.shape[1],
+            _READOUTS[readout],
+            torch.get_num_threads(),
+            dtype == torch.float64,
+            scale,
+        )
+    )
+    call.tensors(q=q, k=k, v=v, g=g, s=s, o=o)
+    call.states(dtype, before_k=before.k, before_v=before.v, after_k=after.k, after_v=after.v)
+    call.run(_compiled().gsa_slot_attention_step)
+    return o

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import ctypes
 import os
-from functools import lru_cache
 from pathlib import Path
 
 import torch
 
 import gsa.ops.native
-from gsa.errors import GSAError
+from gsa.errors import BackendUnavailable, GSAError
 
 ABI = 1
 """Of csrc/native.h: a library with another number is a leftover of another version."""
@@ -29,15 +28,13 @@ def unavailable(device: torch.device | None) -> str | None:
     """Why the engine cannot run (on the device), or None if it can."""
     if device is not None and device.type != "cpu":
         return f"it runs on the CPU, not on {device.type}"
-    loaded = _load()
-    return loaded if isinstance(loaded, str) else None
+    return _MISSING
 
 
 def library() -> ctypes.CDLL:
-    loaded = _load()
-    if isinstance(loaded, str):
-        raise GSAError(f"the native engine cannot run here: {loaded}")
-    return loaded
+    if _LIBRARY is None:
+        raise BackendUnavailable(f"the native engine cannot run here: {_MISSING}")
+    return _LIBRARY
 
 
 def isa() -> str:
@@ -58,7 +55,6 @@ def use_isa(name: str) -> None:
         raise GSAError(f"GSA_NATIVE_ISA: this machine has no {name}")
 
 
-@lru_cache(None)
 def _load() -> ctypes.CDLL | str:
     """The library, or why there is none."""
     path = os.environ.get("GSA_NATIVE_LIBRARY") or _find()
@@ -96,3 +92,9 @@ def _share_threads(lib: ctypes.CDLL) -> None:
     names = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
     if all(hasattr(process, name) for name in names):
         lib.gsa_use_openmp(*(ctypes.cast(getattr(process, name), ctypes.c_void_p) for name in names))
+
+
+# Once, when this module is imported, and in plain variables: torch.compile reads those, and not what a cache hides.
+_loaded = _load()
+_LIBRARY = None if isinstance(_loaded, str) else _loaded
+_MISSING = _loaded if isinstance(_loaded, str) else None

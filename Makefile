@@ -12,9 +12,10 @@ help:  ## what can be made
 
 install: $(STAMP)  ## the package with everything for development, in .venv
 
+# The C++ library is built along with the package, and again when its sources change.
 # torch comes first and alone, at its pinned version, so that a build for CPUs is taken where one is on offer; whatever
 # depends on torch then finds it installed.
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt $(wildcard csrc/*)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'

@@ -61,6 +61,6 @@ def test_json_is_all_that_is_printed(
 def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(GSAError, match="threads must be at least 1, got 0"):
         linear.linear(threads=0)
-    monkeypatch.setattr(library, "_load", lambda: "it is not built")
+    monkeypatch.setattr(library, "unavailable", lambda device: "it is not built")
     with pytest.raises(GSAError, match="the native engine cannot run here: it is not built"):
         linear.linear()

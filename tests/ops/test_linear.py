@@ -356,7 +356,7 @@ def test_matvec_refuses(changes: dict, message: str, backend: str) -> None:
 
 def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     weight, x = pack(torch.randn(10, 8), "int4"), torch.randn(8)
-    monkeypatch.setattr(library, "_load", lambda: "it is not built")
+    monkeypatch.setattr(library, "unavailable", lambda device: "it is not built")
     assert torch.equal(matvec(weight, x), matvec(weight, x, backend="reference"))
     with pytest.raises(BackendUnavailable, match="matvec: 'native' cannot run here: it is not built"):
         matvec(weight, x, backend="native")

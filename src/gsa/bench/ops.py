@@ -88,11 +88,15 @@ def measure(quick: bool, backend: str, progress: bool) -> dict[str, Any]:
 
     from gsa.bench.memory import measurable, peak_memory
 
-    sizes = [(heads, width, T) for heads, width in ((4, 512), (4, 128)) for T in ((2048,) if quick else (2048, 8192))]
+    sizes = [
+        (heads, width, T)
+        for heads, width in ((4, 512), (4, 128), (16, 64))
+        for T in ((2048,) if quick else (2048, 8192))
+    ]
     contests = [([Entry(*size, back)], True) for size in sizes for back in (False, True)]
     contests += [([Entry(4, 512, 2048, back), Entry(4, 512, 2048, back, 0.1)], False) for back in (False, True)]
     if not quick:
-        lengths = (2048, 16384, 32768)
+        lengths = (2048, 16384, 65536)
         contests += [([Entry(4, 512, T, back) for T in lengths], False) for back in (False, True)]
     rows, rates = [], []
     with Console(stderr=True, quiet=not progress).status("measuring") as status:

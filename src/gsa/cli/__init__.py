@@ -14,6 +14,7 @@ def main(args: list[str] | None = None) -> None:
     from gsa.bench.demo import demo
     from gsa.bench.linear import linear
     from gsa.bench.ops import ops
+    from gsa.cli.doctor import doctor
     from gsa.errors import GSAError
 
     class Parser(ArgumentParser):
@@ -27,6 +28,7 @@ def main(args: list[str] | None = None) -> None:
 
     verbs: dict[str, Any] = {
         "demo": demo,
+        "doctor": doctor,
         "bench": {"_help": "Speed and memory, as ratios measured in one run.", "ops": ops, "linear": linear},
     }
     given = sys.argv[1:] if args is None else args

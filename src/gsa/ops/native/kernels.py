@@ -107,7 +107,8 @@ class _Call:
     """A structure being filled; holds the tensors whose memory it points to."""
 
     def __init__(self, struct: Any):
-        self.struct, self.alive = struct, []
+        self.struct = struct
+        self.alive: list[Any] = []
 
     def tensors(self, **tensors: Tensor | None) -> None:
         """Tensors [B, T, heads, width], or [B, heads, width] for a step; copied if their last dimension has gaps."""

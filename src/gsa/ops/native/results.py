@@ -1,8 +1,9 @@
 """Memory for large results, used again.
 
-The C library hands out more than 32 MB as fresh pages each time, and gets them zeroed one by one from the system: at long
-sequences that takes as long as a third of the arithmetic. Here such memory is kept when a result is gone, for the next
-one of the same size. What is kept idle is marked as free, so the system takes it back whenever it runs short.
+malloc hands out large blocks as fresh pages, or gives the end of its heap back to the system in between, and the system
+zeroes pages one by one: at long sequences that takes a third as long as the arithmetic. Here such memory is kept when a
+result is gone, for the next one of the same size. While it is idle it is marked as free, so the system takes it back
+whenever it runs short.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 LARGE = 4 << 20
-"""Bytes from which on memory comes from here: malloc maps anew what is larger, and uses again what is smaller."""
+"""Bytes from which on memory comes from here."""
 PATIENCE = 16
 """Memory that as many large results in a row had no use for goes back to the system."""
 
@@ -49,7 +50,7 @@ class Pool:
         buffer = (ctypes.c_char * size).from_buffer(block.map)
         weakref.finalize(buffer, self._give_back, block).atexit = False
         result = torch.frombuffer(buffer, dtype=dtype, count=count).view(shape)
-        if torch.are_deterministic_algorithms_enabled() and torch.utils.deterministic.fill_uninitialized_memory:
+        if torch.are_deterministic_algorithms_enabled() and torch.utils.deterministic.fill_uninitialized_memory:  # type: ignore[attr-defined]
             result.fill_(math.nan)  # as torch does to show reads of what was never written
         return result
 

@@ -1,0 +1,115 @@
+"""The C++ library as it is built: under sanitizers, without a compiler, and without symbols that could mix."""
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        shutil.which("cmake") is None or shutil.which("g++") is None, reason="needs CMake and GCC to build the library"
+    ),
+]
+
+
+def _build(folder: Path, *options: str) -> Path:
+    """Compiles csrc into the folder."""
+    subprocess.run(
+        ["cmake", "-S", ROOT / "csrc", "-B", folder, "-DCMAKE_CXX_COMPILER=g++", *options],
+        check=True,
+        capture_output=True,
+    )
+    subprocess.run(["cmake", "--build", folder, "-j", "2"], check=True, capture_output=True)
+    return folder / "libgsa_native.so"
+
+
+def test_under_the_sanitizers(tmp_path: Path) -> None:
+    """The engine's tests with every access and every operation of the library checked."""
+    library = _build(tmp_path / "build", "-DGSA_SANITIZE=ON")
+    asan = subprocess.run(
+        ["g++", "-print-file-name=libasan.so"], check=True, capture_output=True, text=True
+    ).stdout.strip()
+    environment = os.environ | {
+        "LD_PRELOAD": asan,
+        "ASAN_OPTIONS": "detect_leaks=0",
+        "GSA_NATIVE_LIBRARY": str(library),
+    }
+    tests = ["tests/ops/test_engines.py", "tests/ops/test_native.py", "tests/ops/test_linear.py"]
+    # Left out: gradcheck, which calls the same code thousands of times, and what starts processes of its own.
+    chosen = "(native or linear) and not gradcheck and not reference and not fork and not without and not results"
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-x", "-m", "not slow", "-k", chosen, *tests],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout[-5000:] + run.stderr[-5000:]
+    assert "passed" in run.stdout
+
+
+def test_the_sanitizers_see_the_library(tmp_path: Path) -> None:
+    """A state that is one number too short is noticed, so that the test above can fail."""
+    library = _build(tmp_path / "build", "-DGSA_SANITIZE=ON")
+    asan = subprocess.run(
+        ["g++", "-print-file-name=libasan.so"], check=True, capture_output=True, text=True
+    ).stdout.strip()
+    code = """
+import torch
+from gsa.ops.native import kernels
+from gsa.ops.state import SlotState
+q = torch.randn(1, 1, 8)
+state = SlotState(torch.zeros(1, 1, 8, 8), torch.zeros(63))
+kernels.gsa_step(q, q, q, q, None, state, state, 1.0, "softmax")
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"LD_PRELOAD": asan, "ASAN_OPTIONS": "detect_leaks=0", "GSA_NATIVE_LIBRARY": str(library)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode != 0
+    assert "heap-buffer-overflow" in run.stderr
+
+
+@pytest.mark.skipif(shutil.which("nm") is None, reason="needs nm")
+def test_instruction_sets_share_no_code(tmp_path: Path) -> None:
+    """A function that the linker may take from any object could bring AVX-512 to a machine that has none."""
+    _build(tmp_path)
+    objects = [path for path in tmp_path.rglob("*.o") if "kernels_" in str(path)]
+    assert len(objects) >= 2
+    for path in objects:
+        symbols = subprocess.run(["nm", "-C", path], check=True, capture_output=True, text=True).stdout
+        shared = [line for line in symbols.splitlines() if line[17:18] in ("W", "V", "u")]
+        assert not shared, (path.name, shared[:5])
+        isa = path.parts[-2].removeprefix("kernels_").removesuffix(".dir")
+        defined = [line for line in symbols.splitlines() if line[17:18] in ("T", "D", "R", "B")]
+        assert all(f"gsa::{isa}::" in line for line in defined), defined
+
+
+@pytest.mark.parametrize("compiler", ["false", "g++"])
+def test_installs_with_and_without_a_compiler(tmp_path: Path, compiler: str) -> None:
+    """Without, the wheel lacks the library and nothing else."""
+    source = tmp_path / "source"
+    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(".*", "build", "out", "__pycache__"))
+    environment = os.environ | {"CXX": shutil.which(compiler) or compiler, "CC": shutil.which("false") or "false"}
+    subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", tmp_path / "wheels", source],
+        env=environment,
+        check=True,
+        capture_output=True,
+    )
+    (wheel,) = (tmp_path / "wheels").glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert "gsa/ops/native/library.py" in names
+    assert ("gsa/ops/native/libgsa_native.so" in names) == (compiler != "false")
+    assert not [name for name in names if name.startswith(("csrc", "tests")) or name.endswith((".cpp", ".h"))]
+    assert ("-any.whl" in wheel.name) == (compiler == "false")

@@ -161,8 +161,9 @@ void write_state(const Team& team, const Memory& m, const T* state, void* to, in
 }
 
 // The way of a team through the heads [from, to) of sequence n. Op computes chunks:
-//     memories, memory_count, state_size
-//     forward(team, place, state), replay(team, place, before, after), backward(team, place, before, after, dstate)
+//     memories, memory_count, state_size, border_size
+//     forward(team, place, state), replay(team, place, before, after), backward(team, place, before, dstate, border)
+//     gates_at_border(team, place, state, dstate, border)
 //     fetch(team, place, next), fetch_backward(team, place, next): memory that will be wanted soon
 // Each ends with the team together.
 template <class T, class Op>
@@ -171,11 +172,13 @@ struct Walk {
     const GsaShape& shape;
     const Plan& plan;
     T* states;   // of the heads of a group, one after another; backward: their gradients
+    T* borders;  // backward, of each head: the state times its gradient, summed as its gates need it
     T* replayed; // backward: before each chunk from one mark to the next, and after the last
 
     Walk(Arena& arena, const typename Op::Call& call, bool backward, const Plan& plan, int group)
         : op(arena, call, backward), shape(call.shape), plan(plan) {
         states = arena.take<T>(op.state_size * group);
+        borders = backward ? arena.take<T>(static_cast<size_t>(op.border_size) * group) : nullptr;
         replayed = backward ? arena.take<T>(op.state_size * (shape.mark_chunks + 1)) : nullptr;
     }
 
@@ -231,25 +234,31 @@ struct Walk {
         void* const dinitial[] = {m[0].dinitial, m[1].dinitial};
         const int64_t first_mark = plan.first_mark[n];
         const int every = shape.mark_chunks, total = chunks(n);
-        for (int h = from; h < to; h++) read_states(team, dfinal, n, h, states + (h - from) * op.state_size);
+        for (int h = from; h < to; h++) {
+            read_states(team, dfinal, n, h, states + (h - from) * op.state_size);
+            if (team.rank == 0)
+                for (int i = 0; i < op.border_size; i++) borders[(h - from) * op.border_size + i] = 0;
+        }
         for (int mark = (total + every - 1) / every - 1; mark >= 0; mark--)
             for (int h = from; h < to; h++) {
                 const int first = mark * every, stop = first + every < total ? first + every : total;
+                T* dstate = states + (h - from) * op.state_size;
+                T* border = borders + (h - from) * op.border_size;
+                // The state after the last chunk matters only if it has a gradient.
+                const bool final_too = stop == total && (dfinal[0] != nullptr || dfinal[1] != nullptr);
                 read_states(team, kept, first_mark + mark, h, replayed);
                 team.wait();
-                for (int c = first; c < stop; c++) {
+                for (int c = first; c < stop - !final_too; c++) {
                     T* before = replayed + (c - first) * op.state_size;
-                    if (every == 1 && c + 1 < total) {
-                        read_states(team, kept, first_mark + c + 1, h, before + op.state_size);
-                        team.wait();
-                    } else {
-                        if (c + 1 < stop)
-                            op.fetch(team, place(n, c, h), place(n, c + 1, h));
-                        else
-                            op.fetch_backward(team, place(n, c, h), place(n, c, h));
-                        op.replay(team, place(n, c, h), before, before + op.state_size);
-                    }
+                    if (c + 1 < stop)
+                        op.fetch(team, place(n, c, h), place(n, c + 1, h));
+                    else
+                        op.fetch_backward(team, place(n, c, h), place(n, c, h));
+                    op.replay(team, place(n, c, h), before, before + op.state_size);
                 }
+                if (final_too)
+                    op.gates_at_border(team, place(n, total - 1, h), replayed + (total - first) * op.state_size, dstate,
+                                       border);
                 for (int c = stop - 1; c >= first; c--) {
                     if (c > first)
                         op.fetch_backward(team, place(n, c, h), place(n, c - 1, h));
@@ -257,9 +266,7 @@ struct Walk {
                         op.fetch(team, place(n, c, h), place(n, first, h + 1));
                     else if (mark > 0)
                         op.fetch(team, place(n, c, h), place(n, first - every, from));
-                    const T* before = replayed + (c - first) * op.state_size;
-                    op.backward(team, place(n, c, h), before, before + op.state_size,
-                                states + (h - from) * op.state_size);
+                    op.backward(team, place(n, c, h), replayed + (c - first) * op.state_size, dstate, border);
                 }
             }
         team.wait();

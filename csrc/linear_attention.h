@@ -15,6 +15,7 @@ struct LinearAttention {
     Memory memories[2];
     static constexpr int memory_count = 1;
     size_t state_size;
+    int border_size;
     bool by_key, by_value;
 
     Gates<T> key_gates, value_gates;
@@ -33,6 +34,7 @@ struct LinearAttention {
                        call.dinitial};
         memories[1] = {};
         state_size = K * row;
+        border_size = K + V;
 
         const int rows = queries * kChunk;
         q = take_operand<T>(arena, rows, K, by_key);
@@ -125,14 +127,19 @@ struct LinearAttention {
         team.wait();
     }
 
-    void backward(const Team& team, const Place& at, const T* before, const T* after, T* dstate) {
+    void gates_at_border(const Team& team, const Place& at, const T* state, const T* dstate, T* border) const {
+        GSA_ISA::gates_at_border(team, pass(at), state, dstate, border, border + K);
+        team.wait();
+    }
+
+    void backward(const Team& team, const Place& at, const T* before, T* dstate, T* border) {
         const T scale = static_cast<T>(call.shape.scale);
         read_writes(team, at);
         read_rows(team, call.d_o, at, queries, T(1), d_o.raw, d_o.row, V);
         if (by_value) decay_late(team, value_gates, queries, d_o);
         turn(team, static_cast<const T*>(v.in), v.row, at.tokens, V, v_turned, kChunkRow);
-        if (by_key) key_gradient.clear(team, key_gates);
-        if (by_value) value_gradient.clear(team, value_gates);
+        if (by_key) key_gradient.begin(team, key_gates, border);
+        if (by_value) value_gradient.begin(team, value_gates, border + K);
         read_queries(team, at);
         const Pass<T> x = pass(at);
         if (by_value && !value_gates.strong) {  // the gate's gradient wants the outputs
@@ -155,7 +162,9 @@ struct LinearAttention {
         d.across = across;
         d.key_gate = &key_gradient;
         d.value_gate = &value_gradient;
-        GSA_ISA::backward(team, x, d, before, after, dstate);
+        d.key_border = border;
+        d.value_border = border + K;
+        GSA_ISA::backward(team, x, d, before, dstate);
 
         write_rows(team, static_cast<const T*>(dq), q.row, scale, at, queries, call.dq);
         write_rows(team, static_cast<const T*>(dk), k.row, T(1), at, 1, call.dk);

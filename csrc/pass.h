@@ -62,7 +62,8 @@ struct GateGradient {
     T* inside;  // direct: pairs with both ends inside, at each gate between them
     T* left;    // [width]; split: all that is read after the chunk. Direct: what came from before it and is
 
-    void clear(const Team& team, const Gates<T>& g) const {
+    // `border`: all that passes the border after this chunk; it is used up, to be gathered for the border before.
+    void begin(const Team& team, const Gates<T>& g, T* border) const {
         constexpr int W = Simd<T>::W;
         for (int block = team.begin(g.width / W); block < team.end(g.width / W); block++) {
             for (int i = 0; i < g.tokens; i++) {
@@ -70,7 +71,8 @@ struct GateGradient {
                 store(writes + i * g.row + block * W, Vec<T>{});
                 store(inside + i * g.row + block * W, Vec<T>{});
             }
-            store(left + block * W, Vec<T>{});
+            store(left + block * W, g.strong ? Vec<T>{} : load(border + block * W));
+            store(border + block * W, Vec<T>{});
         }
     }
 
@@ -80,6 +82,7 @@ struct GateGradient {
         for (int block = team.begin(g.width / W); block < team.end(g.width / W); block++) {
             const int f = block * W;
             Vec<T> after = load(left + f), before{};
+            if (g.strong) after *= load(g.total + f);
             for (int i = g.tokens - 1; i >= 0; i--) {
                 after += load(reads + i * g.row + f);
                 store(reads + i * g.row + f, after + load(inside + i * g.row + f));
@@ -189,6 +192,7 @@ struct PassGradients {
     T* across;           // [queries * tokens, V], rows as o
     const GateGradient<T>* key_gate;
     const GateGradient<T>* value_gate;
+    T *key_border, *value_border;  // where the gates' sums for the chunk before this one are gathered
 };
 
 // Members' share of the rows or columns of a matrix, in whole vectors.
@@ -198,40 +202,40 @@ void turn(const Team& team, const T* in, ptrdiff_t in_row, int rows, int cols, T
     transpose(in, in_row, cols, out, out_row, team.begin(blocks), team.end(blocks));
 }
 
-// What of the state's gradient belongs to the gates: what crosses the chunk and, if it was split, also what was written
-// in it and is read after it, which together are the products of the state after the chunk with its gradient.
+// S * dS, summed over the columns of a state or over its rows; each column (row) may have a weight.
 template <class T>
-void gates_at_border(const Team& team, const Pass<T>& x, const PassGradients<T>& d, const T* before, const T* after,
-                     const T* dS) {
+void add_row_sums(const Team& team, const Pass<T>& x, const T* S, const T* dS, const T* weight, T* sums) {
     constexpr int W = Simd<T>::W;
-    const ptrdiff_t row = x.state_row;
-    if (x.by_key != nullptr) {
-        const bool strong = x.strong_key();
-        const T* S = strong ? before : after;
-        for (int i = team.begin(x.k.width); i < team.end(x.k.width); i++) {
-            Vec<T> dot{};
-            for (int f = 0; f < x.v.width; f += W) {
-                Vec<T> pair = load(S + i * row + f) * load(dS + i * row + f);
-                if (strong && x.by_value != nullptr) pair *= load(x.by_value->total + f);
-                dot += pair;
-            }
-            d.key_gate->left[i] += sum<T>(dot) * (strong ? x.by_key->total[i] : T(1));
+    for (int i = team.begin(x.k.width); i < team.end(x.k.width); i++) {
+        Vec<T> dot{};
+        for (int f = 0; f < x.v.width; f += W) {
+            const Vec<T> pair = load(S + i * x.state_row + f) * load(dS + i * x.state_row + f);
+            dot += weight != nullptr ? pair * load(weight + f) : pair;
         }
+        sums[i] += sum<T>(dot);
     }
-    if (x.by_value != nullptr) {
-        const bool strong = x.strong_value();
-        const T* S = strong ? before : after;
-        for (int block = team.begin(x.v.width / W); block < team.end(x.v.width / W); block++) {
-            const int f = block * W;
-            Vec<T> dot{};
-            for (int i = 0; i < x.k.width; i++) {
-                const Vec<T> pair = load(S + i * row + f) * load(dS + i * row + f);
-                dot += strong && x.by_key != nullptr ? x.by_key->total[i] * pair : pair;
-            }
-            if (strong) dot *= load(x.by_value->total + f);
-            store(d.value_gate->left + f, load(d.value_gate->left + f) + dot);
+}
+
+template <class T>
+void add_column_sums(const Team& team, const Pass<T>& x, const T* S, const T* dS, const T* weight, T* sums) {
+    constexpr int W = Simd<T>::W;
+    for (int block = team.begin(x.v.width / W); block < team.end(x.v.width / W); block++) {
+        const int f = block * W;
+        Vec<T> dot{};
+        for (int i = 0; i < x.k.width; i++) {
+            const Vec<T> pair = load(S + i * x.state_row + f) * load(dS + i * x.state_row + f);
+            dot += weight != nullptr ? weight[i] * pair : pair;
         }
+        store(sums + f, load(sums + f) + dot);
     }
+}
+
+// What a gate has to do with everything that passes a border between chunks: the state there times its gradient.
+template <class T>
+void gates_at_border(const Team& team, const Pass<T>& x, const T* S, const T* dS, T* key_border, T* value_border) {
+    const T* nothing = nullptr;
+    if (x.by_key != nullptr) add_row_sums(team, x, S, dS, nothing, key_border);
+    if (x.by_value != nullptr) add_column_sums(team, x, S, dS, nothing, value_border);
 }
 
 // The gradients of keys and queries, which hold all but their own decay; and of the gate on their side.
@@ -294,11 +298,15 @@ void finish_value_side(const Team& team, const Pass<T>& x, const PassGradients<T
 // dq, dk, dv, the gates' gradients, and the gradient of the state before the chunk in place of that after it. The team
 // must have waited before, and waits at the end. A is computed here; k_turned is there already.
 template <class T>
-void backward(const Team& team, const Pass<T>& x, const PassGradients<T>& d, const T* before, const T* after, T* dS) {
+void backward(const Team& team, const Pass<T>& x, const PassGradients<T>& d, const T* before, T* dS) {
     const int n = x.tokens;
     turn(team, before, x.state_row, x.k.width, x.v.width, d.S_turned, d.turned_row);
     turn(team, static_cast<const T*>(dS), x.state_row, x.k.width, x.v.width, d.dS_turned, d.turned_row);
-    gates_at_border(team, x, d, before, after, dS);
+    // Strong gates: what crosses the chunk from side to side, but for the gate's own decay.
+    if (x.strong_key())
+        add_row_sums(team, x, before, dS, x.by_value != nullptr ? x.by_value->total : nullptr, d.key_gate->left);
+    if (x.strong_value())
+        add_column_sums(team, x, before, dS, x.by_key != nullptr ? x.by_key->total : nullptr, d.value_gate->left);
     x.scores(team);
     if (x.strong_value())
         direct_scores(team, *x.by_value, x.queries, d.o.raw, d.o.row, x.v.raw, x.v.row, d.dA, kChunkRow);
@@ -348,6 +356,8 @@ void backward(const Team& team, const Pass<T>& x, const PassGradients<T>& d, con
     g.keep_row = x.by_key != nullptr ? x.by_key->total : nullptr;
     g.keep_col = x.by_value != nullptr ? x.by_value->total : nullptr;
     gemm(team, g);
+    team.wait();
+    gates_at_border(team, x, before, dS, d.key_border, d.value_border);
     team.wait();
 }
 

@@ -16,6 +16,7 @@ struct SlotAttention {
     Memory memories[2];
     static constexpr int memory_count = 2;
     size_t state_size;
+    int border_size;
 
     Gates<T> gates;
     Operand<T> q, k, v, s, p, d_o, dscores;
@@ -34,6 +35,7 @@ struct SlotAttention {
         memories[1] = {M, V, value_row, static_cast<size_t>(K * key_row), call.g.width, call.v.width, call.initial_v,
                        call.final_v, call.kept_v, call.dfinal_v, call.dinitial_v};
         state_size = memories[1].offset + M * value_row;
+        border_size = M;
 
         // The wide matrices of the two passes take turns in the same memory, which so stays in the cache.
         const int rows = queries * kChunk;
@@ -167,7 +169,15 @@ struct SlotAttention {
         team.wait();
     }
 
-    void backward(const Team& team, const Place& at, const T* before, const T* after, T* dstate) {
+    void gates_at_border(const Team& team, const Place& at, const T* state, const T* dstate, T* border) const {
+        const size_t values = memories[1].offset;
+        GSA_ISA::gates_at_border<T>(team, value_pass(at), state + values, dstate + values, border, nullptr);
+        team.wait();
+        GSA_ISA::gates_at_border<T>(team, key_pass(at), state, dstate, nullptr, border);
+        team.wait();
+    }
+
+    void backward(const Team& team, const Place& at, const T* before, T* dstate, T* border) {
         const size_t values = memories[1].offset;
         const T scale = static_cast<T>(call.shape.scale);
         read_rows(team, call.v, at, 1, T(1), v.raw, v.row, V);
@@ -177,7 +187,7 @@ struct SlotAttention {
         weigh(team, at);
         turn(team, static_cast<const T*>(v.raw), v.row, at.tokens, V, v_turned, kChunkRow);
         turn(team, static_cast<const T*>(s.in), s.row, at.tokens, M, s_turned, kChunkRow);
-        gate.clear(team, gates);
+        gate.begin(team, gates, border);
         team.wait();
 
         const Pass<T> second = value_pass(at);
@@ -192,7 +202,8 @@ struct SlotAttention {
         d.dS_turned = dS_turned;
         d.turned_row = row_of<T>(M);
         d.key_gate = &gate;
-        GSA_ISA::backward(team, second, d, before + values, after + values, dstate + values);
+        d.key_border = border;
+        GSA_ISA::backward(team, second, d, before + values, dstate + values);
 
         for (int i = team.begin(queries * at.tokens); i < team.end(queries * at.tokens); i++) {
             const ptrdiff_t row = i * p.row;
@@ -217,7 +228,8 @@ struct SlotAttention {
         d.across = across;
         d.key_gate = nullptr;
         d.value_gate = &gate;
-        GSA_ISA::backward(team, first, d, before, after, dstate);
+        d.value_border = border;
+        GSA_ISA::backward(team, first, d, before, dstate);
 
         write_rows(team, static_cast<const T*>(dq), q.row, scale, at, queries, call.dq);
         write_rows(team, static_cast<const T*>(dk), k.row, T(1), at, 1, call.dk);

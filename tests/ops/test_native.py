@@ -369,7 +369,8 @@ class TestResults:
         gc.collect()
         assert pool.empty(self.SHAPE, torch.float32).data_ptr() == where
 
-    def test_goes_back_when_it_is_not_wanted_again(self) -> None:
+    def test_goes_back_when_it_is_not_wanted_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(results, "PATIENCE", 5)
         pool = results.Pool()
         pool.empty(self.SHAPE, torch.float32)
         gc.collect()

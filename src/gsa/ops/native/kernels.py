@@ -21,7 +21,7 @@ from gsa.ops.state import SlotState, compute_dtype
 
 CHUNK = 64
 """Tokens in a chunk; csrc/operator.h has the same."""
-MARK_CHUNKS = 8
+MARK_CHUNKS = 4
 """The forward pass keeps a state at every so many chunks; the backward pass computes those between them again."""
 
 _DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}

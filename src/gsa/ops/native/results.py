@@ -19,7 +19,7 @@ from torch import Tensor
 
 LARGE = 4 << 20
 """Bytes from which on memory comes from here."""
-PATIENCE = 16
+PATIENCE = 256
 """Memory that as many large results in a row had no use for goes back to the system."""
 
 

@@ -1,11 +1,10 @@
 // The C functions of linear.h's kernels: working memory, and rows shared out among threads.
 #include "linear.h"
 
-#include <stdlib.h>
-
 #include <atomic>
 
 #include "isa.h"
+#include "memory.h"
 #include "native.h"
 #include "parallel.h"
 
@@ -15,25 +14,7 @@ namespace {
 // Less than this per thread is not worth waking one.
 constexpr int64_t kBytesPerThread = 16 << 10;
 
-// Memory of the calling thread, kept from call to call.
-struct Scratch {
-    void* memory = nullptr;
-    size_t size = 0;
-
-    ~Scratch() { free(memory); }
-
-    void* get(size_t bytes) {
-        if (bytes > size) {
-            free(memory);
-            size = (bytes + 4095) / 4096 * 4096;
-            memory = aligned_alloc(64, size);
-            if (memory == nullptr) size = 0;
-        }
-        return memory;
-    }
-};
-
-thread_local Scratch scratch;
+thread_local WorkingMemory memory;
 
 struct Layout {
     size_t used = 0;
@@ -61,13 +42,13 @@ bool prepare(const LinearKernels& kernels, const Matrix& m, const Input& input, 
     const size_t group_sum = layout.add(count * m.groups * sizeof(float));
     const size_t words = layout.add(per_block * (kBlockColumns / 4) * columns.words_per_quad * sizeof(int32_t));
     const size_t block_scale = layout.add(per_block * sizeof(float));
-    char* memory = static_cast<char*>(scratch.get(layout.used));
-    if (memory == nullptr) return false;
-    kernels.read_input(input, m.K, columns.stride, columns.count, reinterpret_cast<float*>(memory + x));
-    columns.x = reinterpret_cast<float*>(memory + x);
-    columns.group_sum = reinterpret_cast<float*>(memory + group_sum);
-    columns.words = reinterpret_cast<int32_t*>(memory + words);
-    columns.block_scale = reinterpret_cast<float*>(memory + block_scale);
+    char* space = memory.get(layout.used);
+    if (space == nullptr) return false;
+    kernels.read_input(input, m.K, columns.stride, columns.count, reinterpret_cast<float*>(space + x));
+    columns.x = reinterpret_cast<float*>(space + x);
+    columns.group_sum = reinterpret_cast<float*>(space + group_sum);
+    columns.words = reinterpret_cast<int32_t*>(space + words);
+    columns.block_scale = reinterpret_cast<float*>(space + block_scale);
     if (integers) {
         kernels.quantise(m, columns);
     } else {

@@ -60,9 +60,9 @@ struct Format {
     // Weight i of each lane, times the power of two of its place; see `place`.
     GSA_INLINE Floats weight(Ints chunk, int i) {
         const int place = Bits == 8 ? 8 * i : i < 4 ? 8 * i : 8 * i - 28;
-        constexpr uint32_t mask = Bits == 8 ? 0xff : 0x0f;
+        constexpr int32_t mask = Bits == 8 ? 0xff : 0x0f;
         if (place == 32 - Bits) return __builtin_convertvector((chunk >> place) & mask, Floats);
-        return __builtin_convertvector(chunk & static_cast<int32_t>(mask << place), Floats);
+        return __builtin_convertvector(chunk & static_cast<int32_t>(static_cast<uint32_t>(mask) << place), Floats);
     }
 };
 

@@ -1,43 +1,15 @@
 // The operator's C interface: working memory and the number of threads, then the kernels of the instruction set in use.
 #include <algorithm>
-#include <cstdlib>
 #include <vector>
 
 #include "isa.h"
+#include "memory.h"
 #include "operator.h"
 
 namespace gsa {
 namespace {
 
-// Working memory of this thread's calls. Kept between them: fresh pages cost more than the arithmetic of short calls.
-class Memory {
-   public:
-    ~Memory() { std::free(data_); }
-
-    char* get(size_t bytes) {
-        if (bytes > size_) {
-            std::free(data_);
-            data_ = static_cast<char*>(std::aligned_alloc(kPage, (bytes + kPage - 1) / kPage * kPage));
-            size_ = data_ == nullptr ? 0 : bytes;
-        }
-        return data_;
-    }
-
-    void trim() {
-        if (size_ > kKept) {
-            std::free(data_);
-            data_ = nullptr;
-            size_ = 0;
-        }
-    }
-
-   private:
-    static constexpr size_t kPage = 4096, kKept = 64u << 20;
-    char* data_ = nullptr;
-    size_t size_ = 0;
-};
-
-thread_local Memory memory;
+thread_local WorkingMemory memory;
 
 // Threads that pay: starting one costs about as much as a million operations.
 int useful_threads(int threads, double operations) {

@@ -12,7 +12,9 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 
 
-@pytest.mark.parametrize("module", ["gsa.ops.api", "gsa.ops.step", "gsa.ops.registry", "gsa.ops.checks"])
+@pytest.mark.parametrize(
+    "module", ["gsa.ops.api", "gsa.ops.step", "gsa.ops.registry", "gsa.ops.checks", "gsa.ops.linear", "gsa.ops.packed"]
+)
 def test_docstring_examples(module: str) -> None:
     loaded = importlib.import_module(module)
     results = doctest.testmod(loaded, extraglobs={"torch": torch})
@@ -21,10 +23,11 @@ def test_docstring_examples(module: str) -> None:
 
 
 def test_readme_code_runs() -> None:
-    blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert blocks
-    for block in blocks:
-        exec(compile(block, "README.md", "exec"), {})
+    for path in (ROOT / "README.md", ROOT / "docs/native.md"):
+        blocks = re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL)
+        assert blocks
+        for block in blocks:
+            exec(compile(block, path.name, "exec"), {})
 
 
 def test_readme_commands_exist() -> None:
@@ -37,17 +40,19 @@ def test_readme_commands_exist() -> None:
 
 def test_readme_tree_is_the_tree() -> None:
     tree = README.split("## What is where")[1].split("## ")[0]
-    named = set(re.findall(r"^\s+([\w.]+\.py) ", tree, re.MULTILINE))
-    files = {path.name for path in (ROOT / "src/gsa/ops").glob("*.py")} - {"__init__.py"}
-    assert files <= named
+    named = set(re.findall(r"\b([\w]+\.(?:py|h|cpp))\b", tree))
+    files = {path.name for path in (*(ROOT / "src/gsa/ops").rglob("*.py"), *(ROOT / "csrc").glob("*.[hc]*"))}
+    assert files - {"__init__.py"} <= named
     for name in named:
-        assert list((ROOT / "src/gsa").rglob(name)), name
+        assert [*(ROOT / "src/gsa").rglob(name), *(ROOT / "csrc").glob(name), *(ROOT / "tests").rglob(name)], name
 
 
 def test_no_machine_is_named() -> None:
     """No absolute path of a machine in any file of the project."""
     for path in ROOT.rglob("*"):
         inside = path.relative_to(ROOT).parts
-        if path.suffix in {".py", ".md", ".toml", ".txt", ".yaml"} and not inside[0].startswith((".", "out")):
+        if path.suffix in {".py", ".md", ".toml", ".txt", ".yaml", ".h", ".cpp"} and not inside[0].startswith(
+            (".", "out", "build")
+        ):
             found = re.search(r"(?<![\w.])/(home|root|work|Users)/", path.read_text())
             assert found is None or path == Path(__file__), path

@@ -106,6 +106,29 @@ void write_rows(const Team& team, const T* in, ptrdiff_t row, T scale, const Pla
     }
 }
 
+// Rows of working memory, all queries one after another.
+template <class T>
+Rows<T> whole_rows(const Place& at, T* rows, ptrdiff_t row) {
+    return {rows, row, at.tokens * row};
+}
+
+// Where results for `out` may be computed: in its own memory, if they are exactly what belongs there, else in `scratch`,
+// from where `finish_rows` takes them.
+template <class T>
+Rows<T> rows_for(const GsaTensor& out, const Place& at, T scale, int padded, T* scratch, ptrdiff_t row, int per_head) {
+    const int type = sizeof(T) == 8 ? GSA_FLOAT64 : GSA_FLOAT32;
+    if (out.type != type || out.width != padded || at.count != at.tokens || scale != 1)
+        return whole_rows(at, scratch, row);
+    T* first = static_cast<T*>(out.data) + at.row * out.batch + at.first * out.time + at.head * per_head * out.head;
+    return {first, out.time, out.head};
+}
+
+template <class T>
+void finish_rows(const Team& team, const Rows<T>& rows, const T* scratch, T scale, const Place& at, int per_head,
+                 const GsaTensor& out) {
+    if (rows.at == scratch) write_rows(team, scratch, rows.row, scale, at, per_head, out);
+}
+
 // A log gate's rows as factors a = exp(g) and, if wanted, 1 - a. A gate of width 1 serves all features.
 template <class T>
 void read_gate(const Team& team, const GsaTensor& g, const Place& at, const Gates<T>& to, T* write_strength) {

@@ -114,10 +114,11 @@ struct LinearAttention {
         const Pass<T> x = pass(at);
         x.scores(team);
         team.wait();
-        x.outputs(team, state, o, v.row);
+        const Rows<T> to = by_value ? whole_rows(at, o, v.row) : rows_for(call.o, at, T(1), V, o, v.row, queries);
+        x.outputs(team, state, to);
         team.wait();
         x.update(team, state, state);
-        write_rows(team, static_cast<const T*>(o), v.row, T(1), at, queries, call.o);
+        finish_rows<T>(team, to, o, T(1), at, queries, call.o);
         team.wait();
     }
 
@@ -145,15 +146,16 @@ struct LinearAttention {
         if (by_value && !value_gates.strong) {  // the gate's gradient wants the outputs
             x.scores(team);
             team.wait();
-            x.outputs(team, before, o, v.row);
+            x.outputs(team, before, whole_rows(at, o, v.row));
             team.wait();
         }
         PassGradients<T> d{};
         d.o = d_o;
         d.outputs = o;
-        d.dq = dq;
-        d.dk = dk;
-        d.dv = dv;
+        // On a gated side they are not yet what they will be.
+        d.dq = by_key ? whole_rows(at, dq, q.row) : rows_for(call.dq, at, scale, K, dq, q.row, queries);
+        d.dk = by_key ? whole_rows(at, dk, k.row) : rows_for(call.dk, at, T(1), K, dk, k.row, 1);
+        d.dv = by_value ? whole_rows(at, dv, v.row) : rows_for(call.dv, at, T(1), V, dv, v.row, 1);
         d.dA = dA;
         d.v_turned = v_turned;
         d.S_turned = S_turned;
@@ -166,9 +168,9 @@ struct LinearAttention {
         d.value_border = border + K;
         GSA_ISA::backward(team, x, d, before, dstate);
 
-        write_rows(team, static_cast<const T*>(dq), q.row, scale, at, queries, call.dq);
-        write_rows(team, static_cast<const T*>(dk), k.row, T(1), at, 1, call.dk);
-        write_rows(team, static_cast<const T*>(dv), v.row, T(1), at, 1, call.dv);
+        finish_rows<T>(team, d.dq, dq, scale, at, queries, call.dq);
+        finish_rows<T>(team, d.dk, dk, T(1), at, 1, call.dk);
+        finish_rows<T>(team, d.dv, dv, T(1), at, 1, call.dv);
         if (by_key) key_gradient.finish(team, key_gates);
         if (by_value) value_gradient.finish(team, value_gates);
         team.wait();

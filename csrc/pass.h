@@ -25,6 +25,13 @@ struct Operand {
     ptrdiff_t row;
 };
 
+// Where results go: rows of tokens, and for several queries the distance from the rows of one to those of the next.
+template <class T>
+struct Rows {
+    T* at;
+    ptrdiff_t row, next;
+};
+
 // Keys or values: they decay towards the reader, and their border is the end of the chunk.
 template <class T>
 void decay_early(const Team& team, const Gates<T>& g, const Operand<T>& x) {
@@ -131,8 +138,10 @@ struct Pass {
     }
 
     // o [queries * tokens, V] from A and the state before the chunk.
-    void outputs(const Team& team, const T* S, T* o, ptrdiff_t o_row) const {
+    void outputs(const Team& team, const T* S, const Rows<T>& out) const {
         constexpr int W = Simd<T>::W;
+        T* const o = out.at;
+        const ptrdiff_t o_row = out.row;
         if (strong_value()) {
             gemm(team, border_reads(S, o, o_row));
             team.wait();
@@ -149,7 +158,7 @@ struct Pass {
             const Product<T> inside{A + r * tokens * kChunkRow, kChunkRow, 1, v.in, v.row, tokens, Band::kLower};
             Gemm<T> g = border_reads(S, o, o_row);
             g.rows = tokens;
-            g.out += r * tokens * o_row;
+            g.out += r * out.next;
             g.first.a += r * tokens * q.row;
             g.between = half_value();
             g.second = &inside;
@@ -184,7 +193,7 @@ template <class T>
 struct PassGradients {
     Operand<T> o;        // of the outputs [queries * tokens, V], decayed late on the side of the values
     const T* outputs;    // themselves, if the side of the values is gated; rows as o
-    T *dq, *dk, *dv;     // rows as q, k and v
+    Rows<T> dq, dk, dv;  // on a gated side, rows as those of q, k or v
     T* dA;
     T* v_turned;         // [V, tokens]
     T *S_turned, *dS_turned;  // [V, K], rows of turned_row
@@ -249,22 +258,23 @@ void finish_key_side(const Team& team, const Pass<T>& x, const PassGradients<T>&
         const int f = block * W;
         for (int i = 0; i < x.tokens; i++) {
             const ptrdiff_t at = i * g.row + f;
-            T* dk = d.dk + i * x.k.row + f;
+            T* dk = d.dk.at + i * x.k.row + f;
             store(dk, load(dk) * load((strong ? g.suffix : g.down) + at));
             const Vec<T> written = load(dk) * load(x.k.raw + i * x.k.row + f);
             Vec<T> read{};
             for (int r = 0; r < x.queries; r++) {
                 const ptrdiff_t to = (r * x.tokens + i) * x.q.row + f;
-                store(d.dq + to, load(d.dq + to) * load((strong ? g.prefix : g.up) + at));
-                read += load(d.dq + to) * load(x.q.raw + to);
+                store(d.dq.at + to, load(d.dq.at + to) * load((strong ? g.prefix : g.up) + at));
+                read += load(d.dq.at + to) * load(x.q.raw + to);
             }
             store(gate.reads + at, load(gate.reads + at) + (strong ? read : read - written));
             if (strong) store(gate.writes + at, load(gate.writes + at) + written);
         }
     }
     if (!strong) return;
-    direct_mix(team, g, x.queries, d.dA, kChunkRow, x.k.raw, x.k.row, d.dq, x.q.row);
-    direct_mix_back(team, g, x.queries, d.dA, kChunkRow, x.q.raw, x.q.row, x.k.raw, x.k.row, d.dk, x.k.row, gate.inside);
+    direct_mix(team, g, x.queries, d.dA, kChunkRow, x.k.raw, x.k.row, d.dq.at, x.q.row);
+    direct_mix_back(team, g, x.queries, d.dA, kChunkRow, x.q.raw, x.q.row, x.k.raw, x.k.row, d.dk.at, x.k.row,
+                    gate.inside);
 }
 
 // The same for the values, and for the gate on their side.
@@ -278,7 +288,7 @@ void finish_value_side(const Team& team, const Pass<T>& x, const PassGradients<T
         const int f = block * W;
         for (int i = 0; i < x.tokens; i++) {
             const ptrdiff_t at = i * g.row + f;
-            T* dv = d.dv + i * x.v.row + f;
+            T* dv = d.dv.at + i * x.v.row + f;
             store(dv, load(dv) * load((strong ? g.suffix : g.down) + at));
             const Vec<T> written = load(dv) * load(x.v.raw + i * x.v.row + f);
             Vec<T> read{};
@@ -292,7 +302,8 @@ void finish_value_side(const Team& team, const Pass<T>& x, const PassGradients<T
         }
     }
     if (!strong) return;
-    direct_mix_back(team, g, x.queries, x.A, kChunkRow, d.o.raw, d.o.row, x.v.raw, x.v.row, d.dv, x.v.row, gate.inside);
+    direct_mix_back(team, g, x.queries, x.A, kChunkRow, d.o.raw, d.o.row, x.v.raw, x.v.row, d.dv.at, x.v.row,
+                    gate.inside);
 }
 
 // dq, dk, dv, the gates' gradients, and the gradient of the state before the chunk in place of that after it. The team
@@ -321,7 +332,8 @@ void backward(const Team& team, const Pass<T>& x, const PassGradients<T>& d, con
         {
             const Product<T> inside{dA, kChunkRow, 1, x.k.in, x.k.row, n, Band::kLower};
             const T* late = d.o.border + first * d.o.row;
-            Gemm<T> g{n, x.k.width, d.dq + first * x.q.row, x.q.row, {late, d.o.row, 1, d.S_turned, d.turned_row, x.v.width}};
+            Gemm<T> g{n, x.k.width, d.dq.at + r * d.dq.next, d.dq.row,
+                      {late, d.o.row, 1, d.S_turned, d.turned_row, x.v.width}};
             g.between = x.half_key();
             if (!x.strong_key()) g.second = &inside;
             gemm(team, g);
@@ -329,8 +341,8 @@ void backward(const Team& team, const Pass<T>& x, const PassGradients<T>& d, con
         // Sums over the queries of a head: the first of them begins with what the state has, the others add.
         const Product<T> keys{dA, 1, kChunkRow, x.q.in + first * x.q.row, x.q.row, n, Band::kUpper};
         const Product<T> values{A, 1, kChunkRow, d.o.in + first * d.o.row, d.o.row, n, Band::kUpper};
-        Gemm<T> dk{n, x.k.width, d.dk, x.k.row, {x.v.border, x.v.row, 1, d.dS_turned, d.turned_row, x.v.width}};
-        Gemm<T> dv{n, x.v.width, d.dv, x.v.row, {x.k.border, x.k.row, 1, dS, x.state_row, x.k.width}};
+        Gemm<T> dk{n, x.k.width, d.dk.at, d.dk.row, {x.v.border, x.v.row, 1, d.dS_turned, d.turned_row, x.v.width}};
+        Gemm<T> dv{n, x.v.width, d.dv.at, d.dv.row, {x.k.border, x.k.row, 1, dS, x.state_row, x.k.width}};
         if (r == 0) {
             dk.between = x.half_key();
             dv.between = x.half_value();

@@ -133,7 +133,7 @@ struct SlotAttention {
         const Pass<T> first = key_pass(at);
         first.scores(team);
         team.wait();
-        first.outputs(team, keys, scores, p.row);
+        first.outputs(team, keys, whole_rows(at, scores, p.row));
         if (gates.strong) team.wait();  // else by rows, as below
         if (call.slots.data != nullptr)
             write_rows(team, static_cast<const T*>(scores), p.row, T(1), at, queries, call.slots);
@@ -146,10 +146,11 @@ struct SlotAttention {
         read_rows(team, call.v, at, 1, T(1), v.raw, v.row, V);
         second.scores(team);
         team.wait();
-        second.outputs(team, values, o, v.row);
+        const Rows<T> to = rows_for(call.o, at, T(1), V, o, v.row, queries);
+        second.outputs(team, values, to);
         team.wait();
         second.update(team, values, values);
-        write_rows(team, static_cast<const T*>(o), v.row, T(1), at, queries, call.o);
+        finish_rows<T>(team, to, o, T(1), at, queries, call.o);
         team.wait();
     }
 
@@ -193,9 +194,9 @@ struct SlotAttention {
         const Pass<T> second = value_pass(at);
         PassGradients<T> d{};
         d.o = d_o;
-        d.dq = dp;
-        d.dk = ds_keys;
-        d.dv = dv;
+        d.dq = whole_rows(at, dp, p.row);
+        d.dk = whole_rows(at, ds_keys, s.row);
+        d.dv = rows_for(call.dv, at, T(1), V, dv, v.row, 1);
         d.dA = dA;
         d.v_turned = v_turned;
         d.S_turned = S_turned;
@@ -210,7 +211,7 @@ struct SlotAttention {
             read_out_backward(call.readout, scores + row, p.raw + row, dp + row, M, dscores.raw + row);
         }
         decay_late(team, gates, queries, dscores);
-        write_rows(team, static_cast<const T*>(dv), v.row, T(1), at, 1, call.dv);
+        finish_rows<T>(team, d.dv, dv, T(1), at, 1, call.dv);
         read_rows(team, call.q, at, queries, scale, q.raw, q.row, K);
         read_rows(team, call.k, at, 1, T(1), k.raw, k.row, K);
         team.wait();
@@ -220,9 +221,9 @@ struct SlotAttention {
         const Pass<T> first = key_pass(at);
         d.o = dscores;
         d.outputs = scores;
-        d.dq = dq;
-        d.dk = dk;
-        d.dv = ds_values;
+        d.dq = rows_for(call.dq, at, scale, K, dq, q.row, queries);
+        d.dk = rows_for(call.dk, at, T(1), K, dk, k.row, 1);
+        d.dv = whole_rows(at, ds_values, s.row);
         d.v_turned = s_turned;
         d.turned_row = row_of<T>(K);
         d.across = across;
@@ -231,8 +232,8 @@ struct SlotAttention {
         d.value_border = border;
         GSA_ISA::backward(team, first, d, before, dstate);
 
-        write_rows(team, static_cast<const T*>(dq), q.row, scale, at, queries, call.dq);
-        write_rows(team, static_cast<const T*>(dk), k.row, T(1), at, 1, call.dk);
+        finish_rows<T>(team, d.dq, dq, scale, at, queries, call.dq);
+        finish_rows<T>(team, d.dk, dk, T(1), at, 1, call.dk);
         gate.finish(team, gates);
         team.wait();
         finish_writes(team, at);

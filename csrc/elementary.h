@@ -118,7 +118,7 @@ void read_out(int readout, const T* x, int M, int padded, T* p) {
         return;
     }
     for (int i = 0; i < padded; i += W) {
-        const Vec<T> y = load(x + i), positive = y > T(0) ? y : Vec<T>{};
+        const Vec<T> y = load(x + i), positive = y <= T(0) ? Vec<T>{} : y;  // a NaN stays one
         switch (readout) {
             case 1: store(p + i, y); break;
             case 2: store(p + i, y * sigmoid<T>(y)); break;
@@ -149,8 +149,8 @@ void read_out_backward(int readout, const T* x, const T* p, const T* dp, int pad
                 store(dx + i, dw * (s + w * (T(1) - s)));
                 break;
             }
-            case 3: store(dx + i, y > T(0) ? dw : Vec<T>{}); break;
-            default: store(dx + i, y > T(0) ? T(2) * y * dw : Vec<T>{});
+            case 3: store(dx + i, y <= T(0) ? Vec<T>{} : dw); break;
+            default: store(dx + i, y <= T(0) ? Vec<T>{} : T(2) * y * dw);
         }
     }
 }

@@ -6,7 +6,7 @@
 
 #define GSA_API __attribute__((visibility("default")))
 /* Raised with every change of this file; Python refuses a library of another number. */
-#define GSA_ABI 1
+#define GSA_ABI 2
 
 #ifdef __cplusplus
 extern "C" {

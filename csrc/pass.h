@@ -14,7 +14,7 @@ namespace gsa {
 namespace GSA_ISA {
 namespace {
 
-constexpr int kChunkRow = kChunk + 16;  // rows of [.., chunk] matrices, kept apart in the cache
+constexpr ptrdiff_t kChunkRow = kChunk + 16;  // rows of [.., chunk] matrices, kept apart in the cache
 
 // One factor of the products in a chunk, with its decay as seen from the chunk's anchor and from its border: where it
 // has none, the three are the same.

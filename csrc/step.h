@@ -103,9 +103,9 @@ struct Step {
 
     // Bytes that a thread needs.
     size_t space() const {
-        const int K = whole_vectors<T>(call.q.width), V = whole_vectors<T>(call.v.width),
-                  M = whole_vectors<T>(call.g.width);
-        return (static_cast<size_t>(2 * M + K + V + call.queries * (K + 2 * M + V)) * sizeof(T) + 127) / 64 * 64;
+        const size_t K = whole_vectors<T>(call.q.width), V = whole_vectors<T>(call.v.width),
+                     M = whole_vectors<T>(call.g.width), R = call.queries;
+        return ((2 * M + K + V + R * (K + 2 * M + V)) * sizeof(T) + 127) / 64 * 64;
     }
 
     static void thread(void* context, int rank, int) {

@@ -332,8 +332,8 @@ def _shared() -> dict[str, Tensor]:
             {"weight": pack(torch.randn(10, 8), "bf16"), "activations": "int8"},
             "need a weight in int8 or int4, got bf16",
         ),
-        ({"norm": torch.ones(8)}, "norm must be a weight and an epsilon"),
-        ({"norm": (torch.ones(8), -1.0)}, "norm must be a weight and an epsilon"),
+        ({"norm": torch.ones(8)}, "norm must be a tuple of a weight and an epsilon"),
+        ({"norm": (torch.ones(8), -1.0)}, "norm must be a tuple of a weight and an epsilon"),
         ({"norm": (torch.ones(9), 1e-5)}, "the weight of norm is torch.float32 [9] on cpu, expected torch.float32 [8]"),
         ({"norm": (torch.ones(16)[::2], 1e-5)}, "the weight of norm must be contiguous"),
         ({"norm": (torch.ones(8), 1e-5), "swiglu": True, "x": torch.randn(16)}, "norm and swiglu cannot both"),
@@ -398,3 +398,22 @@ def test_reader_reads_everything(isa: str, threads: int) -> None:
     tensors = [torch.randint(0, 256, (n,), dtype=torch.uint8) for n in (8, 1600, 4096, 5008)]
     words = numpy.concatenate([x.numpy().view(numpy.uint64) for x in tensors])
     assert native.Reader(tensors)() == int(numpy.bitwise_xor.reduce(words))
+
+
+def test_a_weight_that_torch_moves() -> None:
+    """share_memory_() puts a tensor's numbers elsewhere, and the old memory is gone."""
+    weight = torch.randn(40, 64)
+    packed, x = pack(weight, "fp32"), torch.randn(64)
+    before = matvec(packed, x)
+    weight.share_memory_()
+    assert torch.equal(matvec(packed, x), before)
+    weight.untyped_storage().resize_(0)
+    with pytest.raises(GSAError, match="the memory of its tensors is gone"):
+        matvec(packed, x)
+
+
+def test_tensors_that_are_none() -> None:
+    with pytest.raises(GSAError, match="from_tensors: weight must be a tensor, got NoneType"):
+        PackedWeight.from_tensors({"weight": None, "layout": torch.zeros(3, dtype=torch.int64)})  # type: ignore[dict-item]
+    with pytest.raises(GSAError, match="not finite in fp32"):
+        pack(torch.full((2, 2), 1e300, dtype=torch.float64), "int8")

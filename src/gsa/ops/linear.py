@@ -48,10 +48,10 @@ def matvec(
     """
     count = _check_input(weight, x, activations, norm, swiglu)
     shape = (*x.shape[:-1], weight.N)
-    x = x.contiguous()
+    x = x.resolve_neg().contiguous()
     if residual is not None:
         _check_like("residual", residual, shape, x)
-        residual = residual.contiguous()
+        residual = residual.resolve_neg().contiguous()
     if out is not None:
         _check_out(out, shape, x, weight, norm, residual)
     if _native(backend, x):
@@ -139,7 +139,7 @@ def _check_norm(weight: PackedWeight, x: Tensor, norm: tuple[Tensor, float], swi
     if swiglu:
         raise GSAError("matvec: norm and swiglu cannot both come before the product")
     if not isinstance(norm, tuple) or len(norm) != 2 or not isinstance(norm[1], float) or not norm[1] >= 0:
-        raise GSAError("matvec: norm must be a weight and an epsilon of at least 0")
+        raise GSAError("matvec: norm must be a tuple of a weight and an epsilon, a float of at least 0")
     _check_like("the weight of norm", norm[0], (weight.K,), x)
     if not norm[0].is_contiguous():
         raise GSAError("matvec: the weight of norm must be contiguous")
@@ -166,7 +166,7 @@ def _check_out(
     if not out.is_contiguous() or out.requires_grad:
         raise GSAError("matvec: out must be contiguous and require no gradient")
     begin, end = out.data_ptr(), out.data_ptr() + out.nbytes
-    for tensor in (x, weight.weight, norm[0] if norm else None, residual):
+    for tensor in (x, weight.weight, weight.scale, weight.zero, norm[0] if norm else None, residual):
         if tensor is None or (tensor is residual and tensor.data_ptr() == begin):
             continue
         if tensor.data_ptr() < end and begin < tensor.data_ptr() + tensor.nbytes:

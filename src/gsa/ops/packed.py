@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -55,6 +54,9 @@ class PackedWeight:
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> PackedWeight:
         """The weight that these tensors describe, after checking all of them."""
+        for name, tensor in tensors.items():
+            if not isinstance(tensor, Tensor):
+                raise GSAError(f"from_tensors: {name} must be a tensor, got {type(tensor).__name__}")
         unknown = set(tensors) - {"weight", "scale", "zero", "layout"}
         if unknown or "weight" not in tensors or "layout" not in tensors:
             raise GSAError(f"from_tensors: expected weight, layout, scale and zero, got {', '.join(sorted(tensors))}")
@@ -78,10 +80,16 @@ class PackedWeight:
         scale, zero = (_along_rows(x.float(), self.group or columns, columns) for x in (self.scale, self.zero))
         return (scale * (q.float() - zero))[: self.N, : self.K].contiguous()
 
-    @cached_property
     def matrix(self) -> Matrix:
-        """For the native engine."""
-        return Matrix(self)
+        """For the native engine. Made anew when torch has moved a tensor to other memory, as share_memory_() does."""
+        addresses = tuple(0 if x is None else x.data_ptr() for x in (self.weight, self.scale, self.zero))
+        found: Matrix | None = self.__dict__.get("_matrix")
+        if found is None or found.addresses != addresses:
+            for x in (self.weight, self.scale, self.zero):
+                if x is not None and x.untyped_storage().nbytes() < x.nbytes:
+                    raise GSAError("PackedWeight: the memory of its tensors is gone")
+            found = self.__dict__["_matrix"] = Matrix(self, addresses)
+        return found
 
     def __reduce__(self) -> tuple[type[PackedWeight], tuple[object, ...]]:
         """A copy is made anew: it has memory of its own, and addresses of its own."""
@@ -114,8 +122,8 @@ def pack(weight: Tensor, format: str, group: int | None = COLUMNS) -> PackedWeig
     if format in DENSE:
         return PackedWeight(format, N, K, None, weight.to(DENSE[format]).contiguous())
     _check_group("pack", format, group)
-    if not bool(weight.isfinite().all()):
-        raise GSAError(f"pack: cannot quantise a weight with values that are not finite to {format}")
+    if not bool(weight.float().isfinite().all()):
+        raise GSAError(f"pack: cannot quantise a weight with values that are not finite in fp32 to {format}")
     return _quantise(weight, format, group)
 
 

@@ -85,9 +85,10 @@ def _compiled_step_serves(*tensors: Tensor | None, inplace: bool) -> bool:
     if engine_name("auto", given[0].device) != "native":
         return False
     if inplace:  # never has a graph
-        return all(x.is_contiguous() for x in given[-2:])
-    if torch.is_grad_enabled() and any(x.requires_grad for x in given):
-        return False
-    return torch.compiler.is_compiling() or (
-        torch.autograd.forward_ad._current_level < 0 and torch._C._functorch.peek_interpreter_stack() is None
+        serves = all(x.is_contiguous() for x in given[-2:])
+    else:
+        serves = not (torch.is_grad_enabled() and any(x.requires_grad for x in given))
+    return serves and (
+        torch.compiler.is_compiling()
+        or (torch.autograd.forward_ad._current_level < 0 and torch._C._functorch.peek_interpreter_stack() is None)
     )

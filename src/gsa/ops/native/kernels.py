@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gsa.errors import GSAError
 from gsa.ops.layout import sequence_bounds
 from gsa.ops.native.library import library
-from gsa.ops.native.results import empty, empty_like
+from gsa.ops.native.results import empty, empty_like, laid_out_like
 from gsa.ops.readout import READOUTS
 from gsa.ops.state import SlotState, compute_dtype
 
@@ -23,6 +24,9 @@ CHUNK = 64
 """Tokens in a chunk; csrc/operator.h has the same."""
 MARK_CHUNKS = 4
 """The forward pass keeps a state at every so many chunks; the backward pass computes those between them again."""
+
+MOST_FEATURES, MOST_QUERIES = 1 << 24, 1 << 16
+"""So that no index in C++ overflows."""
 
 _DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 _READOUTS = {name: code for code, name in enumerate(("softmax", "identity", "swish", "relu", "relu2"))}
@@ -103,6 +107,18 @@ def _compiled() -> ctypes.CDLL:
     return lib
 
 
+def _plain(x: Tensor) -> Tensor:
+    """x with its numbers in memory as they are; nothing else may reach C++."""
+    if x.device.type != "cpu":
+        raise GSAError(f"the native engine runs on the CPU, got a tensor on {x.device}")
+    return x.resolve_neg() if x.is_neg() else x
+
+
+def _check_heads(queries: int) -> None:
+    if queries > MOST_QUERIES:
+        raise GSAError(f"q has {queries} heads per head of k, the native engine takes at most {MOST_QUERIES}")
+
+
 class _Call:
     """A structure being filled; holds the tensors whose memory it points to."""
 
@@ -115,9 +131,11 @@ class _Call:
         for name, x in tensors.items():
             if x is None:
                 continue
-            assert x.device.type == "cpu"
+            x = _plain(x)
             if x.shape[-1] > 1 and x.stride(-1) != 1:
                 x = x.contiguous()
+            if x.shape[-1] > MOST_FEATURES:
+                raise GSAError(f"{name} has heads of {x.shape[-1]}, the native engine takes at most {MOST_FEATURES}")
             self.alive.append(x)
             strides = x.stride()
             time = strides[1] if x.dim() == 4 else 0
@@ -130,8 +148,7 @@ class _Call:
         for name, x in states.items():
             if x is None:
                 continue
-            assert x.device.type == "cpu"
-            x = x.to(dtype).contiguous()
+            x = _plain(x).to(dtype).contiguous()
             self.alive.append(x)
             setattr(self.struct, name, x.data_ptr())
 
@@ -142,6 +159,7 @@ class _Call:
             found = sequence_bounds(q.shape[0], q.shape[1], cu_seqlens)
             bounds = tuple((c_int64 * len(found))(*column) for column in zip(*found, strict=True)) or _rows(0, 0)
         self.alive.append(bounds)
+        _check_heads(q.shape[2] // k.shape[2])
         self.struct.shape = _Shape(
             len(bounds[0]),
             *bounds,
@@ -235,7 +253,9 @@ def gla_backward(
     call.tensors(q=q, k=k, v=v, gk=gk, gv=gv, d_o=do, dq=dq, dk=dk, dv=dv, dgk=dgk, dgv=dgv)
     call.states(dtype, kept=kept, dfinal=dfinal, dinitial=dinitial)
     call.run(_compiled().gsa_linear_attention, 1)
-    return dq, dk, dv, dgk, dgv, dinitial
+    dgk = None if gk is None or dgk is None else laid_out_like(gk, dgk)
+    dgv = None if gv is None or dgv is None else laid_out_like(gv, dgv)
+    return laid_out_like(q, dq), laid_out_like(k, dk), laid_out_like(v, dv), dgk, dgv, dinitial
 
 
 def gsa_forward(
@@ -299,6 +319,8 @@ def gsa_backward(
     call.states(dtype, kept_k=kept_k, kept_v=kept_v, dfinal_k=dfinal_k, dfinal_v=dfinal_v)
     call.states(dtype, dinitial_k=dinitial_k, dinitial_v=dinitial_v)
     call.run(_compiled().gsa_slot_attention, 1)
+    ds = None if s is None or ds is None else laid_out_like(s, ds)
+    dq, dk, dv, dg = map(laid_out_like, (q, k, v, g), (dq, dk, dv, dg))
     return dq, dk, dv, dg, ds, dinitial_k, dinitial_v
 
 
@@ -316,7 +338,8 @@ def gsa_step(
     """o [B, HQ, V] for one token per row; fills `after`, dense and of the dtype sums are carried in, maybe `before`."""
     dtype = compute_dtype(q.dtype)
     assert all(x.is_contiguous() and x.dtype == dtype for x in after)
-    o = torch.empty((*q.shape[:2], v.shape[2]), dtype=q.dtype)
+    _check_heads(q.shape[1] // k.shape[1])
+    o = torch.empty((*q.shape[:2], v.shape[2]), dtype=q.dtype, device="cpu")
     call = _Call(
         _Step(
             q.shape[0],

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import warnings
 from pathlib import Path
 
 import torch
@@ -15,8 +16,21 @@ import torch
 import gsa.ops.native
 from gsa.errors import BackendUnavailable, GSAError
 
-ABI = 1
+ABI = 2
 """Of csrc/native.h: a library with another number is a leftover of another version."""
+
+_FUNCTIONS = (
+    "gsa_isas",
+    "gsa_isa",
+    "gsa_use_isa",
+    "gsa_use_openmp",
+    "gsa_linear_attention",
+    "gsa_slot_attention",
+    "gsa_slot_attention_step",
+    "gsa_operator_sizes",
+    "gsa_matvec",
+    "gsa_read",
+)
 
 _NOT_BUILT = (
     "its library is not built; that happens when the package is installed, and needs CMake and a C++17 compiler "
@@ -63,10 +77,12 @@ def _load() -> ctypes.CDLL | str:
     try:
         lib = ctypes.CDLL(path)
         abi = lib.gsa_abi()
+        if abi != ABI:
+            return f"its library is of another version (interface {abi}, expected {ABI}): run `pip install` again"
+        for name in _FUNCTIONS:
+            getattr(lib, name)
     except (OSError, AttributeError) as error:
         return f"its library does not load: {error}"
-    if abi != ABI:
-        return f"its library is of another version (interface {abi}, expected {ABI}): run `pip install` again"
     for name in ("gsa_isa", "gsa_isas"):
         getattr(lib, name).restype = ctypes.c_char_p
     lib.gsa_use_isa.argtypes = [ctypes.c_char_p]
@@ -96,5 +112,7 @@ def _share_threads(lib: ctypes.CDLL) -> None:
 
 # Once, when this module is imported, and in plain variables: torch.compile reads those, and not what a cache hides.
 _loaded = _load()
+if isinstance(_loaded, str) and {"GSA_NATIVE_LIBRARY", "GSA_NATIVE_ISA"} & os.environ.keys():
+    warnings.warn(f"gsa: the native engine is not what the environment asks for: {_loaded}", stacklevel=2)
 _LIBRARY = None if isinstance(_loaded, str) else _loaded
 _MISSING = _loaded if isinstance(_loaded, str) else None

@@ -30,10 +30,9 @@ class Matrix(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("weight", "scale", "zero")),
     ]
 
-    def __init__(self, weight: PackedWeight) -> None:
-        pointers = (None if x is None else x.data_ptr() for x in (weight.weight, weight.scale, weight.zero))
-        super().__init__(_FORMAT[weight.format], weight.N, weight.K, weight.group or 0, *pointers)
-        self.address = ctypes.addressof(self)
+    def __init__(self, weight: PackedWeight, addresses: tuple[int, ...]) -> None:
+        super().__init__(_FORMAT[weight.format], weight.N, weight.K, weight.group or 0, *addresses)
+        self.addresses, self.address = addresses, ctypes.addressof(self)
 
 
 @lru_cache(None)
@@ -59,7 +58,7 @@ def matvec(
     if norm is not None:
         kind, norm_weight, epsilon = RMS_NORM, norm[0].data_ptr(), norm[1]
     failed = _functions()[0](
-        weight.matrix.address,
+        weight.matrix().address,
         kind,
         x.data_ptr(),
         norm_weight,

@@ -19,34 +19,38 @@ from torch import Tensor
 
 LARGE = 4 << 20
 """Bytes from which on memory comes from here."""
-PATIENCE = 256
-"""Memory that as many large results in a row had no use for goes back to the system."""
 
 
 class Block:
     """A stretch of memory of which one result at a time can be made."""
 
     def __init__(self, size: int):
-        self.map = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        try:
+            self.map = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except OSError as error:
+            raise MemoryError(f"no memory for a result of {size} bytes: {error}") from None
         self.size = size
-        self.last_used = 0
-        """Number of the result it was last used for."""
 
 
 class Pool:
+    """Blocks in use, and idle ones: at most twice as much as was in use at any one time.
+
+    Blocks come back from finalizers, which may run at any moment in any thread, even inside these functions: so there
+    is no lock, and only single operations that cannot be interrupted.
+    """
+
     def __init__(self) -> None:
-        self._idle: deque[Block] = deque()  # appended to from finalizers, which may run at any moment
-        self._results = 0
+        self._idle: deque[Block] = deque()  # longest idle first
+        self._used: set[Block] = set()
+        self._most_used = 0  # bytes
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Like torch.empty, on the CPU."""
         count = math.prod(shape)
         size = count * dtype.itemsize
         if size <= LARGE or not hasattr(mmap, "MADV_FREE"):
-            return torch.empty(shape, dtype=dtype)
-        self._results += 1
+            return torch.empty(shape, dtype=dtype, device="cpu")
         block = self._take(size)
-        block.last_used = self._results
         buffer = (ctypes.c_char * size).from_buffer(block.map)
         weakref.finalize(buffer, self._give_back, block).atexit = False
         result = torch.frombuffer(buffer, dtype=dtype, count=count).view(shape)
@@ -55,18 +59,29 @@ class Pool:
         return result
 
     def _take(self, size: int) -> Block:
-        kept: list[Block] = []
-        found: Block | None = None
+        idle: list[Block] = []
         while self._idle:
-            block = self._idle.popleft()
-            if found is None and block.size == size:
-                found = block
-            elif self._results - block.last_used <= PATIENCE:
-                kept.append(block)
-        self._idle.extend(kept)
-        return Block(size) if found is None else found
+            try:
+                idle.append(self._idle.popleft())
+            except IndexError:  # another thread was faster
+                break
+        block = next((b for b in idle if b.size == size), None)
+        if block is None:
+            block = Block(size)
+        else:
+            idle.remove(block)
+        self._used.add(block)
+        self._most_used = max(self._most_used, sum(b.size for b in self._used.copy()))
+        excess = sum(b.size for b in idle) - 2 * self._most_used
+        for old in idle:
+            if excess > 0:
+                excess -= old.size  # and it goes back to the system
+            else:
+                self._idle.append(old)
+        return block
 
     def _give_back(self, block: Block) -> None:
+        self._used.discard(block)
         block.map.madvise(mmap.MADV_FREE)
         self._idle.append(block)
 
@@ -85,3 +100,11 @@ def empty_like(x: Tensor) -> Tensor:
         return empty(tuple(x.shape), x.dtype)
     like = torch.empty_like(x)  # keeps the order of the dimensions, if x has one
     return like if x.shape[-1] <= 1 or like.stride(-1) == 1 else empty(tuple(x.shape), x.dtype)
+
+
+def laid_out_like(x: Tensor, gradient: Tensor) -> Tensor:
+    """The gradient of x as torch.empty_like(x) would lie, which is what compiled code expects."""
+    if x.is_contiguous() or x.shape[-1] <= 1:
+        return gradient
+    like = torch.empty_like(x)
+    return gradient if like.stride() == gradient.stride() else like.copy_(gradient)

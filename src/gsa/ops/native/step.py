@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gsa.errors import GSAError
 from gsa.ops.native.kernels import gsa_step
 from gsa.ops.native.results import empty
 from gsa.ops.state import SlotState, compute_dtype
@@ -24,13 +25,24 @@ def step(
     inplace: bool,
 ) -> tuple[Tensor, SlotState]:
     """The output and the state after it. In place, the state must be dense."""
-    # Compilers need an operator they can see through; without one, a step is three times as fast.
+    # Whoever traces needs an operator to see; without one, a step is three times as fast.
+    direct = not _traced(q, k, v, g, s, *state)
     if inplace:
-        run = _in_place if torch.compiler.is_compiling() else _step_in_place
+        run = _step_in_place if direct else _in_place
         return run(q, k, v, g, s, state.k, state.v, scale, readout), state
-    run_new = _new if torch.compiler.is_compiling() else _step_new
+    run_new = _step_new if direct else _new
     o, memory_k, memory_v = run_new(q, k, v, g, s, state.k, state.v, scale, readout)
     return o, SlotState(memory_k, memory_v)
+
+
+def _traced(*tensors: Tensor | None) -> bool:
+    """Whether someone other than this computer's arithmetic looks at these tensors."""
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._get_tracing_state() is not None
+        or any(x is not None and type(x) not in (Tensor, torch.nn.Parameter) for x in tensors)
+    )
 
 
 def _step_new(
@@ -61,7 +73,14 @@ def _step_in_place(
     readout: str,
 ) -> Tensor:
     state = SlotState(memory_k, memory_v)
-    return gsa_step(q, k, v, g, s, state, state, scale, readout)
+    if memory_k.data_ptr() < memory_v.data_ptr() + memory_v.nbytes and memory_v.data_ptr() < (
+        memory_k.data_ptr() + memory_k.nbytes
+    ):
+        raise GSAError("gated_slot_attention_step: state.k and state.v share memory and cannot be updated in place")
+    o = gsa_step(q, k, v, g, s, state, state, scale, readout)
+    changed = [x for x in state if not x.is_inference()]
+    torch.autograd.graph.increment_version(changed)  # or autograd would not notice
+    return o
 
 
 _new = torch.library.custom_op(

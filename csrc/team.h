@@ -44,7 +44,7 @@ class Ahead {
         ptrdiff_t stride;
         int rows, lines;
     };
-    static constexpr int kSpans = 16;
+    static constexpr int kSpans = 64;  // what is more is not fetched ahead
     Span spans_[kSpans];
     int count_ = 0, at_ = 0, row_ = 0, line_ = 0;
 };

@@ -30,6 +30,8 @@ def test_report(report: dict) -> None:
         if name.endswith("fp32"):
             assert row["gbytes_per_second"] * row["ms"] * 1e6 == pytest.approx(4 * parameters)
         assert row["read_gbytes_per_second"] > 0
+    errors = {name: row["error"] for name, row in rows.items()}
+    assert 0 < errors["fp32"] < 1e-6 < errors["bf16"] < errors["int8"] < errors["int8 x int8"] < errors["int4"] < 0.1
     assert report["ratios"]["bf16 / torch bf16"] == pytest.approx(rows["torch bf16"]["ms"] / rows["bf16"]["ms"])
     steps = report["steps"]
     assert report["ratios"]["step, fused / step"] == pytest.approx(steps["step"] / steps["step, fused"])

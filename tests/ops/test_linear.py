@@ -233,11 +233,12 @@ def test_saved_and_read_again(format: str, group: int | None, tmp_path: Path) ->
 
 
 def test_safetensors(tmp_path: Path) -> None:
-    safetensors = pytest.importorskip("safetensors.torch")
+    import safetensors.torch
+
     weights = {format: pack(torch.randn(37, 100), format) for format in ("fp32", "bf16", "int8", "int4")}
     for format, weight in weights.items():
-        safetensors.save_file(weight.tensors(), tmp_path / format)
-        again = PackedWeight.from_tensors(safetensors.load_file(tmp_path / format))
+        safetensors.torch.save_file(weight.tensors(), tmp_path / format)
+        again = PackedWeight.from_tensors(safetensors.torch.load_file(tmp_path / format))
         assert torch.equal(again.unpack(), weight.unpack())
 
 

@@ -58,6 +58,8 @@ class Row:
     """Of the bytes of the weights, as stored."""
     read_gbytes_per_second: float
     """Of reading the same bytes and nothing else, in the same run."""
+    error: float
+    """Of W x, relative, against fp64 on the unrounded weights."""
 
 
 WAYS = {  # name: format, activations
@@ -129,6 +131,7 @@ def measure(model: Model, seconds: float, rounds: int = 4) -> dict[str, Any]:
             contenders[name] = _token(packed[format], activations)
         contenders |= _steps(layers)
         best = race(contenders, seconds, rounds)
+        errors = _errors(layers[0]["gate"])
     formats = {"torch fp32": "fp32", "torch bf16": "bf16"} | {name: format for name, (format, _) in WAYS.items()}
     rows = [
         Row(
@@ -137,6 +140,7 @@ def measure(model: Model, seconds: float, rounds: int = 4) -> dict[str, Any]:
             tokens_per_second=1 / best[name],
             gbytes_per_second=readers[format].nbytes / best[name] / 1e9,
             read_gbytes_per_second=readers[format].nbytes / best[f"read {format}"] / 1e9,
+            error=errors[name],
         )
         for name, format in formats.items()
     ]
@@ -154,6 +158,23 @@ def _packed(layers: list[dict[str, Tensor]], format: str) -> list[PackedWeight]:
     from gsa.ops.linear import pack
 
     return [pack(weight, format) for layer in layers for weight in layer.values()]
+
+
+def _errors(weight: Tensor) -> dict[str, float]:
+    """The relative error of each way to multiply by this weight, over 16 normal vectors."""
+    import torch
+
+    from gsa.ops.linear import matvec, pack
+
+    x = torch.randn(16, weight.shape[1], generator=torch.Generator().manual_seed(1))
+    exact = x.double() @ weight.double().T
+    products = {
+        "torch fp32": torch.nn.functional.linear(x, weight),
+        "torch bf16": torch.nn.functional.linear(x.bfloat16(), weight.bfloat16()),
+    }
+    for name, (format, activations) in WAYS.items():
+        products[name] = matvec(pack(weight, format), x, activations=activations, backend="native")
+    return {name: float((y.double() - exact).norm() / exact.norm()) for name, y in products.items()}
 
 
 def _torch_token(weights: list[Tensor]) -> Callable[[], None]:
@@ -250,7 +271,7 @@ def _show(report: dict[str, Any]) -> None:
     steps = ", ".join(f"{name.removeprefix('step, ')} {ms:.2f} ms" for name, ms in report["steps"].items())
     console.print(
         f"a {' x '.join(STEP)} token with norms, SwiGLU and residuals: {steps}\n"
-        "read: GB/s of reading the same bytes and nothing else\n"
+        "read: GB/s of reading the same bytes and nothing else; error: of W x, relative, normal weights\n"
         f"{report['threads']} threads, {report['isa']}, torch {report['torch']}",
         highlight=False,
     )
@@ -263,7 +284,7 @@ def speed_table(report: dict[str, Any]) -> Table:
 
     table = Table(title="A token through the weights of a 135M model", box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("weights x activations", no_wrap=True)
-    for name in ("ms", "tokens/s", "GB/s", "read", "share"):
+    for name in ("ms", "tokens/s", "GB/s", "read", "share", "error"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in report["rows"]:
         rate, read = row["gbytes_per_second"], row["read_gbytes_per_second"]
@@ -274,5 +295,6 @@ def speed_table(report: dict[str, Any]) -> Table:
             f"{rate:.1f}",
             f"{read:.1f}",
             f"{100 * rate / read:.0f}%",
+            f"{100 * row['error']:.2g}%",
         )
     return table

@@ -64,9 +64,9 @@ def isas() -> tuple[str, ...]:
 def use_isa(name: str) -> None:
     """Uses another instruction set from now on, in this process."""
     if name not in isas():
-        raise GSAError(f"GSA_NATIVE_ISA: unknown instruction set {name!r}; expected one of {', '.join(isas())}")
+        raise GSAError(f"use_isa: unknown instruction set {name!r}; expected one of {', '.join(isas())}")
     if library().gsa_use_isa(name.encode()):
-        raise GSAError(f"GSA_NATIVE_ISA: this machine has no {name}")
+        raise GSAError(f"use_isa: this machine has no {name}")
 
 
 def _load() -> ctypes.CDLL | str:

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from gsa.bench import ops
 from gsa.bench.chart import bars, save_lines
-from gsa.bench.memory import measurable, peak_memory
+from gsa.bench.memory import measurable
 from gsa.bench.timing import race
 from gsa.errors import GSAError
 
@@ -87,7 +87,7 @@ def test_bad_threads() -> None:
 
 @pytest.mark.skipif(not measurable(), reason="this system does not tell a process's peak memory")
 def test_peak_memory_is_at_least_what_cannot_be_avoided() -> None:
-    forward = peak_memory(False, 8192, 2, 64, 16, "chunk", 1)
+    forward = ops.peak_memory(ops.Entry(2, 64, 8192, False), 16, "chunk", 1)
     assert 1.0 <= forward < 6  # at this size the working memory counts for more than the tensors
 
 

@@ -86,7 +86,7 @@ def measure(quick: bool, backend: str, progress: bool) -> dict[str, Any]:
     import torch
     from rich.console import Console
 
-    from gsa.bench.memory import measurable, peak_memory
+    from gsa.bench.memory import measurable
 
     sizes = [
         (heads, width, T)
@@ -113,8 +113,7 @@ def measure(quick: bool, backend: str, progress: bool) -> dict[str, Any]:
         for i, row in enumerate(rows):
             if row.T == 16384 and measurable():
                 status.update("peak memory")
-                peak = peak_memory(row.backward, row.T, row.heads, row.width, SLOTS, backend, torch.get_num_threads())
-                rows[i] = replace(row, peak_memory=peak)
+                rows[i] = replace(row, peak_memory=peak_memory(row, SLOTS, backend, torch.get_num_threads()))
     return {
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
@@ -201,6 +200,42 @@ def _pass(forward: Callable[[], Tensor], inputs: Any, backward: bool) -> Callabl
         torch.autograd.grad(o, inputs, gradient[0])
 
     return both
+
+
+def peak_memory(entry: Entry, slots: int, backend: str, threads: int) -> float:
+    """Peak bytes of a call, as a multiple of what cannot be avoided: inputs and output, and their gradients."""
+    from gsa.bench.memory import measured_alone
+
+    setting = {**asdict(entry), "slots": slots, "backend": backend, "threads": threads}
+    found = measured_alone("gsa.bench.ops:memory_of_call", setting)
+    return float(found["peak"] / found["tensors"])
+
+
+def memory_of_call(setting: dict[str, Any]) -> dict[str, int]:
+    """Peak bytes of one call, and bytes of its tensors. Runs in a process of its own."""
+    import torch
+
+    from gsa.bench.memory import forget_peak, peak, resident
+    from gsa.ops import gated_slot_attention
+
+    torch.set_num_threads(setting["threads"])
+
+    def call(T: int) -> int:
+        tensors = slot_tensors(T, setting["heads"], setting["width"], setting["slots"], tau=8.0)
+        for x in tensors:
+            x.requires_grad_(setting["backward"])
+        o, _ = gated_slot_attention(*tensors, scale=1.0, backend=setting["backend"])
+        size = sum(x.nbytes for x in (*tensors, o))
+        if setting["backward"]:
+            o.backward(torch.ones_like(o))
+            size *= 2
+        return size
+
+    call(64)  # loads code and starts threads, which is not the call's memory
+    before = resident()
+    forget_peak()
+    tensors = call(setting["T"])
+    return {"peak": peak() - before, "tensors": tensors}
 
 
 def import_seconds() -> float:

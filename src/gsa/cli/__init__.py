@@ -14,7 +14,9 @@ def main(args: list[str] | None = None) -> None:
     from gsa.bench.demo import demo
     from gsa.bench.linear import linear
     from gsa.bench.ops import ops
+    from gsa.bench.train import train
     from gsa.cli.doctor import doctor
+    from gsa.cli.models import import_, models
     from gsa.errors import GSAError
 
     class Parser(ArgumentParser):
@@ -29,7 +31,14 @@ def main(args: list[str] | None = None) -> None:
     verbs: dict[str, Any] = {
         "demo": demo,
         "doctor": doctor,
-        "bench": {"_help": "Speed and memory, as ratios measured in one run.", "ops": ops, "linear": linear},
+        "models": models,
+        "import": import_,
+        "bench": {
+            "_help": "Speed and memory, as ratios measured in one run.",
+            "ops": ops,
+            "linear": linear,
+            "train": train,
+        },
     }
     given = sys.argv[1:] if args is None else args
     try:

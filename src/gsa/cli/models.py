@@ -1,0 +1,91 @@
+"""`gsa models` and `gsa import`."""
+
+from __future__ import annotations
+
+import json as json_module
+from typing import Any
+
+
+def models(json: bool = False) -> None:
+    """Lists the presets with their parameters and the size of their state, without allocating any weights.
+
+    The state is what a sequence leaves behind, over all layers: in numbers, and in multiples of width x layers as the
+    paper counts it (Mamba's two layers for one of the others counted as one). Attention's grows with the sequence.
+
+    Args:
+        json: Print JSON instead of a table.
+    """
+    rows = [describe(name) for name in _names()]
+    print(json_module.dumps(rows, indent=2)) if json else _show(rows)
+
+
+def import_(path: str, out: str) -> None:
+    """Turns a checkpoint of flash-linear-attention into one of ours, which transformers loads too.
+
+    Reads config.json and safetensors of the kinds gsa, gla, retnet, hgrn2, abc and transformer. What cannot be
+    represented is refused by name, before anything is written. A tokenizer beside the checkpoint comes along.
+
+    Args:
+        path: Folder of the checkpoint.
+        out: Folder to write, new or without a model.
+    """
+    from gsa.models.fla import import_checkpoint
+
+    done = import_checkpoint(path, out)
+    beside = f", with {', '.join(done.copied)}" if done.copied else ""
+    print(f"{done.kind}: {done.parameters / 1e6:.1f}M parameters, {done.config.num_hidden_layers} layers -> {out}{beside}")
+
+
+def _names() -> list[str]:
+    from gsa.models import presets
+
+    return presets()
+
+
+def describe(name: str) -> dict[str, Any]:
+    """What `gsa models` says of a preset."""
+    import torch
+
+    from gsa.models import LM, preset
+
+    config = preset(name)
+    with torch.device("meta"):
+        model = LM(config)
+    blocks = sum(1 if block.mlp is not None else 0.5 for block in model.model.layers)
+    state = model.state_size
+    return {
+        "name": name,
+        "mixer": config.mixer,
+        "parameters": model.num_parameters,
+        "width": config.hidden_size,
+        "layers": config.num_hidden_layers,
+        "heads": getattr(config.layers[0], "num_attention_heads", None),
+        "vocabulary": config.vocab_size,
+        "state": state,
+        "state_over_width": None if state is None else state / (blocks * config.hidden_size),
+    }
+
+
+def _show(rows: list[dict[str, Any]]) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("preset", no_wrap=True)
+    for name in ("parameters", "width", "layers", "heads", "vocabulary", "state", "state / (L d)"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        state = "grows" if row["state"] is None else f"{row['state'] / 1e6:.2f}M"
+        ratio = "" if row["state"] is None else f"{row['state_over_width']:g}"
+        table.add_row(
+            row["name"],
+            f"{row['parameters'] / 1e6:.1f}M",
+            str(row["width"]),
+            str(row["layers"]),
+            str(row["heads"] or ""),
+            str(row["vocabulary"]),
+            state,
+            ratio,
+        )
+    Console().print(table)

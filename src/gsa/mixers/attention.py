@@ -1,0 +1,157 @@
+"""Softmax attention as in Llama: rotary positions, grouped queries, all tokens before or a sliding window of them.
+
+Shape letters: B batch, T time, S keys, H key/value heads, HQ query heads, K width of a head, N sequences.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from gsa.mixers.attend import attend, attend_packed
+from gsa.mixers.base import Mixer, State
+from gsa.mixers.layout import Layout
+from gsa.mixers.options import divides, number
+from gsa.mixers.rotary import RotaryOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionOptions(RotaryOptions):
+    """Options of softmax attention."""
+
+    num_attention_heads: int | None = number(None, least=1)
+    """Heads of queries; of width 64 by default."""
+    num_key_value_heads: int | None = number(None, least=1)
+    """Heads of keys and values, each shared by a group of query heads; as many as queries by default."""
+    head_dim: int | None = number(None, least=1)
+    """Width of a head; the model width over the heads by default."""
+    window: int | None = number(None, least=1)
+    """Tokens that a token sees, itself among them; all before it by default."""
+    qkv_bias: bool = False
+    """Whether the projections to queries, keys and values have biases."""
+    qk_norm: bool = False
+    """Whether queries and keys pass an RMS norm, before rotary positions."""
+    qk_norm_eps: float | None = number(None, above=0)
+    """Added to the mean square there; `rms_norm_eps` by default."""
+
+    mixer: ClassVar[str] = "attention"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.qk_norm_eps is not None and not self.qk_norm:
+            raise self.fail("qk_norm_eps does nothing without qk_norm")
+        if self.head_dim is None:
+            divides(self.heads, self.hidden_size, self.mixer, "num_attention_heads must divide hidden_size")
+        divides(self.kv_heads, self.heads, self.mixer, "num_key_value_heads must divide num_attention_heads")
+
+    @property
+    def heads(self) -> int:
+        return max(self.hidden_size // 64, 1) if self.num_attention_heads is None else self.num_attention_heads
+
+    @property
+    def kv_heads(self) -> int:
+        return self.heads if self.num_key_value_heads is None else self.num_key_value_heads
+
+    @property
+    def width(self) -> int:
+        return self.hidden_size // self.heads if self.head_dim is None else self.head_dim
+
+
+class Attention(Mixer):
+    """The mixer `attention`. Its state are the keys and values [N, S, H, K] of earlier tokens, the newest last.
+
+    A row that has seen fewer tokens than S begins with unused places; `position` [N] counts what it has seen.
+    """
+
+    Options = AttentionOptions
+    options: AttentionOptions
+
+    def __init__(self, options: AttentionOptions):
+        super().__init__(options)
+        D, K, bias = options.hidden_size, options.width, options.qkv_bias
+        self.q_proj = nn.Linear(D, options.heads * K, bias=bias)
+        self.k_proj = nn.Linear(D, options.kv_heads * K, bias=bias)
+        self.v_proj = nn.Linear(D, options.kv_heads * K, bias=bias)
+        self.o_proj = nn.Linear(options.heads * K, D, bias=False)
+        if options.qk_norm:
+            eps = options.rms_norm_eps if options.qk_norm_eps is None else options.qk_norm_eps
+            self.q_norm = nn.RMSNorm(K, eps=eps)
+            self.k_norm = nn.RMSNorm(K, eps=eps)
+
+    def mix(self, x: Tensor, state: State | None, layout: Layout, keep: bool = True) -> tuple[Tensor, State | None]:
+        options = self.options
+        q, k, v = (
+            proj(x).unflatten(-1, (-1, options.width)) for proj in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        if options.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k, _ = options.turn(q, k, state, layout)
+        seen = None if state is None else state["position"]
+        now = layout.lengths() if seen is None else seen + layout.lengths()
+        if layout.packed:
+            o, k, v = self._packed(q, k, v, state, layout, keep)
+        else:
+            if state is not None:
+                k, v = (torch.cat([state[name].to(new.dtype), new], 1) for name, new in (("k", k), ("v", v)))
+            o = attend(q, k, v, options.window, None if seen is None else now)
+        y = self.o_proj(o.flatten(-2))
+        return y, {"k": self._kept(k), "v": self._kept(v), "position": now} if keep else None
+
+    def _kept(self, x: Tensor) -> Tensor:
+        """The keys or values that a later token can still see."""
+        return x if self.options.window is None else x[:, max(x.shape[1] - self.options.window + 1, 0) :]
+
+    def _packed(
+        self, q: Tensor, k: Tensor, v: Tensor, state: State | None, layout: Layout, keep: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Outputs [1, T, HQ, K], and keys and values [N, S, H, K] as the state holds them."""
+        assert layout.cu_seqlens is not None
+        cu_queries = cu_keys = layout.cu_seqlens.to(torch.int64)
+        lengths = layout.lengths()
+        if state is not None:
+            lengths, k, v = _joined(state, k, v, layout)
+            cu_keys = nn.functional.pad(lengths.cumsum(0), (1, 0))
+        o = attend_packed(q[0], k[0], v[0], cu_queries, cu_keys, self.options.window)[None]
+        if keep:
+            k, v = (_rows(x[0], lengths) for x in (k, v))
+        return o, k, v
+
+    def init_state(self, batch_size: int) -> State:
+        options, weight = self.options, self.o_proj.weight
+        empty = weight.new_zeros(batch_size, 0, options.kv_heads, options.width)
+        position = torch.zeros(batch_size, dtype=torch.int64, device=weight.device)
+        return {"k": empty, "v": empty.clone(), "position": position}
+
+    @property
+    def state_size(self) -> int | None:
+        options = self.options
+        return None if options.window is None else 2 * (options.window - 1) * options.kv_heads * options.width
+
+
+def _joined(state: State, k: Tensor, v: Tensor, layout: Layout) -> tuple[Tensor, Tensor, Tensor]:
+    """Lengths [N] of old and new keys together, and those keys and values end to end [1, sum of lengths, H, K]."""
+    old = state["k"].shape[1]
+    valid = state["position"].clamp(max=old)
+    lengths = valid + layout.lengths()
+    ends = lengths.cumsum(0)
+    places = torch.arange(int(ends[-1]), device=k.device)
+    rows = torch.searchsorted(ends, places, right=True)
+    offsets = places - (ends - lengths)[rows] - valid[rows]  # negative: an old one
+    starts = layout.lengths().cumsum(0) - layout.lengths()
+    source = torch.where(offsets < 0, rows * old + old + offsets, len(valid) * old + starts[rows] + offsets)
+    joined = [
+        torch.cat([state[name].to(new.dtype).flatten(0, 1), new[0]])[source][None] for name, new in (("k", k), ("v", v))
+    ]
+    return lengths, joined[0], joined[1]
+
+
+def _rows(x: Tensor, lengths: Tensor) -> Tensor:
+    """Sequences end to end [sum of lengths, H, K] as rows [N, longest, H, K], each at the right end of its row."""
+    longest = int(lengths.max())
+    ends = lengths.cumsum(0)[:, None]
+    back = torch.arange(longest, 0, -1, device=x.device)[None]
+    rows = x[(ends - back).clamp(min=0)]
+    return rows * (back <= lengths[:, None])[..., None, None]

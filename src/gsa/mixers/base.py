@@ -1,0 +1,134 @@
+"""What every token mixer promises: whole sequences, any split of them, single tokens, packing and padding, one answer.
+
+Shape letters: B batch, T time, D model width, N sequences.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from gsa.errors import GSAError
+from gsa.mixers.layout import Layout, layout_of, padding_of
+from gsa.mixers.options import check, number
+
+State = dict[str, Tensor]
+"""What a sequence leaves behind: tensors by name, each with the sequences [N, ...] first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What can be chosen of a mixer. The sentence beneath a field says what it does."""
+
+    hidden_size: int = number(least=1)
+    """Model width D."""
+    rms_norm_eps: float = number(1e-6, above=0)
+    """Added to the mean square in norms."""
+
+    mixer: ClassVar[str] = "mixer"
+
+    def __post_init__(self) -> None:
+        check(self, self.mixer)
+
+    def fail(self, message: str) -> GSAError:
+        return GSAError(f"{self.mixer}: {message}")
+
+
+class Mixer(nn.Module, ABC):
+    """A token mixer: x [B, T, D] to y [B, T, D], with a state that carries the sequence on."""
+
+    Options: ClassVar[type[Options]]
+    with_mlp: ClassVar[bool] = True
+    """Whether a block has an MLP behind this mixer."""
+
+    def __init__(self, options: Any):
+        super().__init__()
+        self.options = options
+
+    def forward(
+        self, x: Tensor, state: State | None = None, *, cu_seqlens: Tensor | None = None, mask: Tensor | None = None
+    ) -> tuple[Tensor, State | None]:
+        """y [B, T, D] and the state behind the last token.
+
+        `state` is what an earlier call returned, or `init_state(N)`, or None for a beginning; it is not changed. With
+        `cu_seqlens` [N+1], B is 1 and N sequences lie end to end. `mask` [B, T] is 0 at pads, which may lie anywhere
+        and change nothing; y is 0 there.
+        """
+        name = self.options.mixer
+        self._check(x, name)
+        padding = padding_of(mask, x, cu_seqlens, name)
+        if padding is None:
+            layout = layout_of(x, cu_seqlens, name)
+            self._check_state(state, layout.sequences)
+            return self.mix(x, state, layout)
+        self._check_state(state, x.shape[0])
+        packed = padding.pack(x)
+        layout = Layout(1, packed.shape[1], x.device, padding.cu_seqlens)
+        y, after = self.mix(packed, self.grown(state, padding.extra), layout)
+        return padding.unpack(y), shrunk(after, padding.rows)
+
+    @abstractmethod
+    def mix(self, x: Tensor, state: State | None, layout: Layout, keep: bool = True) -> tuple[Tensor, State | None]:
+        """The same for arguments that are known to be right; without `keep`, no state is returned."""
+
+    def reset_parameters(self) -> None:
+        """Fresh weights for what is not just a matrix."""
+
+    @abstractmethod
+    def init_state(self, batch_size: int) -> State:
+        """The state of so many sequences that have not begun."""
+
+    @property
+    @abstractmethod
+    def state_size(self) -> int | None:
+        """Numbers of recurrent memory held per sequence, counted as in the paper; None if it grows with the sequence.
+
+        The few last inputs that a short convolution keeps, and counters of positions, are not part of it.
+        """
+
+    def grown(self, state: State | None, count: int) -> State | None:
+        """The state with so many sequences more, which have not begun."""
+        if state is None or count == 0:
+            return state
+        extra = self.init_state(count)
+        return {name: _cat_ragged(x, extra[name].to(x.dtype)) for name, x in state.items()}
+
+    def _check(self, x: Tensor, name: str) -> None:
+        width = self.options.hidden_size
+        if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[2] != width:
+            got = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
+            raise GSAError(f"{name}: x must be a tensor [B, T, D] with D = {width}, got {got}")
+
+    def _check_state(self, state: State | None, sequences: int) -> None:
+        if state is None:
+            return
+        expected = self.init_state(0).keys()
+        if not isinstance(state, dict) or state.keys() != expected:
+            got = sorted(state) if isinstance(state, dict) else type(state).__name__
+            raise GSAError(f"{self.options.mixer}: state must hold {', '.join(expected)}, got {got}")
+        for name, x in state.items():
+            if x.shape[0] != sequences:
+                raise GSAError(
+                    f"{self.options.mixer}: state[{name!r}] is of {x.shape[0]} sequences, there are {sequences}"
+                )
+
+    def _like(self) -> dict[str, Any]:
+        """Device and dtype for tensors of a fresh state."""
+        weight = next(self.parameters())
+        return {"device": weight.device, "dtype": weight.dtype}
+
+
+def shrunk(state: State | None, count: int) -> State | None:
+    """The first so many sequences of a state."""
+    return None if state is None else {name: x[:count] for name, x in state.items()}
+
+
+def _cat_ragged(x: Tensor, extra: Tensor) -> Tensor:
+    """Both along the sequences; `extra` may hold less time (dimension 1 of a cache) and is filled up."""
+    if x.dim() > 1 and x.shape[1:] != extra.shape[1:]:
+        extra = extra.new_zeros(extra.shape[0], *x.shape[1:])
+    return torch.cat([x, extra])

@@ -1,0 +1,92 @@
+"""Gated linear attention: a decay for every key feature, from the token through a low-rank map.
+
+Shape letters: B batch, T time, H key/value heads, K, V widths of a head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from gsa.mixers.base import State
+from gsa.mixers.heads import HeadMixer, HeadOptions
+from gsa.mixers.layout import Layout
+from gsa.mixers.options import number
+from gsa.mixers.parts import log_forget_gate
+from gsa.ops import gated_linear_attention
+from gsa.ops.state import compute_dtype
+
+
+@dataclass(frozen=True, kw_only=True)
+class GLAOptions(HeadOptions):
+    """Options of gated linear attention."""
+
+    gate_rank: int = number(16, least=1)
+    """Rank of the map from token to gates."""
+    gate_temperature: float = number(16.0, above=0)
+    """tau: gates are sigmoid(logits)^(1/tau)."""
+    expand_k: float = 0.5
+    output_gate: bool = True
+
+    mixer: ClassVar[str] = "gla"
+
+
+class GatedLinearAttention(HeadMixer):
+    """The mixer `gla`."""
+
+    Options = GLAOptions
+    options: GLAOptions
+
+    def __init__(self, options: GLAOptions):
+        super().__init__(options)
+        width = options.kv_heads * options.key_width
+        self.gk_proj = nn.Sequential(
+            nn.Linear(options.hidden_size, options.gate_rank, bias=False), nn.Linear(options.gate_rank, width)
+        )
+
+    def mix(self, x: Tensor, state: State | None, layout: Layout, keep: bool = True) -> tuple[Tensor, State | None]:
+        q, k, v, left = self.project(x, state, layout, keep)
+        logits = self.gk_proj(x).unflatten(-1, (-1, self.options.key_width))
+        gk = log_forget_gate(logits, self.options.gate_temperature)
+        o, memory = linear_memory(q, k, v, gk, self.options.scale, state, layout, keep)
+        return self.output(o, x), {**memory, **left} if keep else None
+
+    def init_state(self, batch_size: int) -> State:
+        options = self.options
+        memory = empty_memory(self, options.kv_heads, options.key_width, options.value_width, batch_size)
+        return {**memory, **self.projections.init_state(self, batch_size)}
+
+    @property
+    def state_size(self) -> int:
+        return self.options.kv_heads * self.options.key_width * self.options.value_width
+
+
+def linear_memory(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    gk: Tensor | None,
+    scale: float | None,
+    state: State | None,
+    layout: Layout,
+    keep: bool,
+) -> tuple[Tensor, State]:
+    """Outputs of gated linear attention, with its memory S [N, H, K, V] taken from and put into a state."""
+    o, memory = gated_linear_attention(
+        q,
+        k,
+        v,
+        gk=gk,
+        scale=scale,
+        initial_state=None if state is None else state["S"],
+        output_final_state=keep,
+        cu_seqlens=layout.cu_seqlens,
+    )
+    return o, {} if memory is None else {"S": memory}
+
+
+def empty_memory(mixer: HeadMixer, heads: int, key_width: int, value_width: int, batch_size: int) -> State:
+    weight = mixer.o_proj.weight
+    return {"S": weight.new_zeros(batch_size, heads, key_width, value_width, dtype=compute_dtype(weight.dtype))}

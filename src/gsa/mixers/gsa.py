@@ -1,0 +1,181 @@
+"""Gated slot attention, the paper's layer (section 3.3), with its ablations.
+
+    q, k, v = swish(W x),  a = sigmoid(W_f x)^(1/tau),  y = W_o norm(swish(o)),  o = gated slot attention of q, k, v, a
+
+Shape letters: B batch, T time, H key/value heads, M slots.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from gsa.mixers.base import State
+from gsa.mixers.heads import HeadMixer, HeadOptions
+from gsa.mixers.layout import Layout
+from gsa.mixers.options import choice, number
+from gsa.mixers.parts import ACTIVATIONS, log_forget_gate
+from gsa.ops import (
+    BoundedMemoryState,
+    SlotState,
+    attention_with_bounded_memory,
+    gated_slot_attention,
+    gated_slot_attention_step,
+)
+from gsa.ops.readout import READOUTS
+from gsa.ops.state import compute_dtype
+
+GATES = ("data", "constant", "none")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GSAOptions(HeadOptions):
+    """Options of gated slot attention; the defaults are the paper's."""
+
+    num_slots: int = number(64, least=1)
+    """Memory slots M of each key/value head."""
+    gate: str = choice("data", GATES)
+    """Forget gate: from the token (`data`), learned but the same for all tokens (`constant`), or `none`: ABC's writing."""
+    gate_temperature: float = number(8.0, above=0)
+    """tau: gates are sigmoid(logits)^(1/tau); larger forgets more slowly."""
+    readout: str = choice("softmax", READOUTS)
+    """How slots are read."""
+    feature_map: str = "swish"
+    value_activation: str = choice("swish", ACTIVATIONS)
+    """Applied to values."""
+    output_activation: str = choice("swish", ACTIVATIONS)
+    """Applied to the output, before its norm."""
+    output_norm: str = "full"
+    scale: float | None = 1.0
+
+    mixer: ClassVar[str] = "gsa"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.gate == "none":
+            for name in ("gate_temperature", "readout"):
+                if getattr(self, name) != type(self).__dataclass_fields__[name].default:
+                    raise self.fail(f"{name} does nothing with gate none")
+
+
+class GatedSlotAttention(HeadMixer):
+    """The mixer `gsa`."""
+
+    Options = GSAOptions
+    options: GSAOptions
+
+    def __init__(self, options: GSAOptions):
+        super().__init__(options)
+        width = options.kv_heads * options.num_slots
+        if options.gate == "constant":
+            self.gate_logits = nn.Parameter(torch.empty(options.kv_heads, options.num_slots))
+            self.reset_parameters()
+        else:
+            self.f_proj = nn.Linear(options.hidden_size, width, bias=False)
+
+    def reset_parameters(self) -> None:
+        """Constant gates begin at time scales from 2 to 2000 tokens: equal slots would stay equal for ever."""
+        if self.options.gate == "constant":
+            scales = torch.logspace(0.3, 3.3, self.options.num_slots, device=self.gate_logits.device)
+            kept = torch.log1p(-1 / scales) * self.options.gate_temperature  # log sigmoid(logits)
+            with torch.no_grad():
+                self.gate_logits.copy_(kept - torch.log(-torch.expm1(kept)))
+
+    def mix(self, x: Tensor, state: State | None, layout: Layout, keep: bool = True) -> tuple[Tensor, State | None]:
+        options = self.options
+        q, k, v, left = self.project(x, state, layout, keep)
+        v = ACTIVATIONS[options.value_activation](v)
+        if options.gate == "none":
+            o, memory = self._bounded(q, k, v, self._logits(x), state, layout, keep)
+        else:
+            o, memory = self._gated(q, k, v, self._log_gate(x), state, layout, keep)
+        return self.output(o, x, options.output_activation), {**memory, **left} if keep else None
+
+    def _log_gate(self, x: Tensor) -> Tensor:
+        """[B, T, H, M]"""
+        if self.options.gate == "constant":
+            return log_forget_gate(self.gate_logits, self.options.gate_temperature).expand(*x.shape[:2], -1, -1)
+        return log_forget_gate(self._logits(x), self.options.gate_temperature)
+
+    def _logits(self, x: Tensor) -> Tensor:
+        """[B, T, H, M]"""
+        return self.f_proj(x).unflatten(-1, (-1, self.options.num_slots))
+
+    def _gated(
+        self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, state: State | None, layout: Layout, keep: bool
+    ) -> tuple[Tensor, State]:
+        slots = None if state is None else SlotState(state["k"], state["v"])
+        options = self.options
+        if slots is not None and layout.length == 1 and not layout.packed:
+            o, after = gated_slot_attention_step(
+                q[:, 0], k[:, 0], v[:, 0], g[:, 0], state=slots, scale=options.scale, readout=options.readout
+            )
+            return o[:, None], after._asdict()
+        o, final = gated_slot_attention(
+            q,
+            k,
+            v,
+            g,
+            scale=options.scale,
+            readout=options.readout,
+            initial_state=slots,
+            output_final_state=keep,
+            cu_seqlens=layout.cu_seqlens,
+        )
+        return o, {} if final is None else final._asdict()
+
+    def _bounded(
+        self, q: Tensor, k: Tensor, v: Tensor, w: Tensor, state: State | None, layout: Layout, keep: bool
+    ) -> tuple[Tensor, State]:
+        o, final = attention_with_bounded_memory(
+            q,
+            k,
+            v,
+            w,
+            scale=self.options.scale,
+            initial_state=bounded_memory(state),
+            output_final_state=keep,
+            cu_seqlens=layout.cu_seqlens,
+        )
+        return o, {} if final is None else final._asdict()
+
+    def init_state(self, batch_size: int) -> State:
+        memory = slot_memory(self, self.options.num_slots, batch_size)
+        if self.options.gate == "none":
+            memory |= normaliser(self, self.options.num_slots, batch_size)
+        return {**memory, **self.projections.init_state(self, batch_size)}
+
+    @property
+    def state_size(self) -> int:
+        return slot_memory_size(self, self.options.num_slots)
+
+
+def slot_memory(mixer: HeadMixer, slots: int, batch_size: int) -> State:
+    """Empty key and value memory [N, H, K, M], [N, H, M, V]."""
+    options, weight = mixer.options, mixer.o_proj.weight
+    dtype, H = compute_dtype(weight.dtype), options.kv_heads
+    return {
+        "k": weight.new_zeros(batch_size, H, options.key_width, slots, dtype=dtype),
+        "v": weight.new_zeros(batch_size, H, slots, options.value_width, dtype=dtype),
+    }
+
+
+def normaliser(mixer: HeadMixer, slots: int, batch_size: int) -> State:
+    """ABC's running normaliser [N, H, M] before the first token."""
+    weight = mixer.o_proj.weight
+    shape = (batch_size, mixer.options.kv_heads, slots)
+    return {"log_z": weight.new_full(shape, -torch.inf, dtype=compute_dtype(weight.dtype))}
+
+
+def bounded_memory(state: State | None) -> BoundedMemoryState | None:
+    """The part of a mixer's state that is ABC's."""
+    return None if state is None else BoundedMemoryState(state["k"], state["v"], state["log_z"])
+
+
+def slot_memory_size(mixer: HeadMixer, slots: int) -> int:
+    """2 x M x width for as many key/value heads as queries."""
+    options = mixer.options
+    return options.kv_heads * slots * (options.key_width + options.value_width)

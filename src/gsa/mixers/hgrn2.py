@@ -1,0 +1,94 @@
+"""HGRN2: gated linear attention whose keys are what its gates let go, with gates bounded below, deeper layers higher.
+
+Shape letters: B batch, T time, D model width, H heads, K width of a head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from gsa.mixers.base import Mixer, State
+from gsa.mixers.convolution import ConvolutionOptions, Projections
+from gsa.mixers.gla import empty_memory, linear_memory
+from gsa.mixers.layout import Layout
+from gsa.mixers.options import divides, number
+from gsa.mixers.parts import log_forget_gate
+from gsa.ops.state import compute_dtype
+
+
+@dataclass(frozen=True, kw_only=True)
+class HGRN2Options(ConvolutionOptions):
+    """Options of HGRN2."""
+
+    num_attention_heads: int | None = number(None, least=1)
+    """Heads; of width 128 each by default."""
+    lower_bound: bool = True
+    """Whether gates are bounded below, by bounds that are learned and grow over the layers."""
+    output_norm_eps: float | None = number(None, above=0)
+    """Added to the mean square in the output's norm; `rms_norm_eps` by default."""
+    scale: float | None = None
+    """Of queries; one over the square root of a head's width by default."""
+
+    mixer: ClassVar[str] = "hgrn2"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        divides(self.heads, self.hidden_size, self.mixer, "num_attention_heads must divide hidden_size")
+
+    @property
+    def heads(self) -> int:
+        return max(self.hidden_size // 128, 1) if self.num_attention_heads is None else self.num_attention_heads
+
+    @property
+    def width(self) -> int:
+        return self.hidden_size // self.heads
+
+
+class HGRN2(Mixer):
+    """The mixer `hgrn2`."""
+
+    Options = HGRN2Options
+    options: HGRN2Options
+
+    def __init__(self, options: HGRN2Options):
+        super().__init__(options)
+        D = options.hidden_size
+        self.projections = Projections(self, options, dict.fromkeys("qfi", D), "none")
+        self.o_proj = nn.Linear(D, D, bias=False)
+        eps = options.rms_norm_eps if options.output_norm_eps is None else options.output_norm_eps
+        self.norm = nn.RMSNorm(D, eps=eps)
+
+    def mix(
+        self, x: Tensor, state: State | None, layout: Layout, keep: bool = True, lower_bound: Tensor | None = None
+    ) -> tuple[Tensor, State | None]:
+        """`lower_bound` [D], in [0, 1), is the least that gates keep."""
+        (q, f, i), left = self.projections.project(self, x, state, layout, keep)
+        g = log_forget_gate(f, 1.0)
+        if lower_bound is not None:
+            bound = lower_bound.to(g.dtype)
+            g = torch.logaddexp(bound.log(), torch.log1p(-bound) + g)
+        q, k, i, g = (
+            part.unflatten(-1, (-1, self.options.width)) for part in (F.silu(q), -torch.expm1(g).to(i.dtype), i, g)
+        )
+        o, memory = linear_memory(q, k, i, g, self.options.scale, state, layout, keep)
+        y = self.o_proj(self.norm(o.flatten(-2)))
+        return y, {**memory, **left} if keep else None
+
+    def init_state(self, batch_size: int) -> State:
+        memory = empty_memory(self, self.options.heads, self.options.width, self.options.width, batch_size)
+        return {**memory, **self.projections.init_state(self, batch_size)}
+
+    @property
+    def state_size(self) -> int:
+        return self.options.hidden_size * self.options.width
+
+
+def lower_bounds(logits: Tensor) -> Tensor:
+    """Bounds [layers, D] that grow from 0 in the first layer towards 1: shares of a softmax over layers, summed up."""
+    shares = logits.to(compute_dtype(logits.dtype)).softmax(0)
+    return shares.cumsum(0) - shares[:1]

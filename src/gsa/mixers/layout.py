@@ -1,0 +1,120 @@
+"""How sequences lie in a batch: one to a row, or packed end to end; and padding, which becomes packing.
+
+Shape letters: B rows, T time, N sequences (B, or the number of packed ones).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gsa.errors import GSAError
+
+
+class Layout:
+    """Where each sequence begins and ends in tensors [B, T, ...]."""
+
+    def __init__(self, batch: int, length: int, device: torch.device, cu_seqlens: Tensor | None = None):
+        self.batch, self.length, self.device, self.cu_seqlens = batch, length, device, cu_seqlens
+        self.sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        steps = torch.arange(length, device=device)
+        if cu_seqlens is None:
+            self.ids, self.offsets = None, steps[None]
+        else:
+            borders = cu_seqlens.to(device=device, dtype=torch.int64)
+            self.ids = torch.searchsorted(borders[1:], steps, right=True)
+            self.ids = self.ids.clamp(max=max(self.sequences - 1, 0))
+            self.offsets = (steps - borders[self.ids])[None]
+        # ids [T]: which sequence a token belongs to, None if each row is one; offsets [1, T]: its place in that call
+
+    @property
+    def packed(self) -> bool:
+        return self.cu_seqlens is not None
+
+    def positions(self, start: Tensor | None) -> Tensor:
+        """The place of every token in its sequence [B or 1, T], when `start` [N] tokens came before."""
+        if start is None:
+            return self.offsets
+        if self.ids is None:
+            return self.offsets + start[:, None]
+        return self.offsets + start[self.ids][None]
+
+    def lengths(self) -> Tensor:
+        """Tokens of each sequence in this call [N]."""
+        if self.cu_seqlens is None:
+            return torch.full((self.batch,), self.length, device=self.device)
+        return self.cu_seqlens.to(device=self.device, dtype=torch.int64).diff()
+
+
+def layout_of(x: Tensor, cu_seqlens: Tensor | None, operation: str) -> Layout:
+    """The layout of x [B, T, ...], with cu_seqlens checked."""
+    if cu_seqlens is not None:
+        if not isinstance(cu_seqlens, Tensor) or cu_seqlens.dim() != 1 or cu_seqlens.dtype not in _INTEGERS:
+            raise GSAError(f"{operation}: cu_seqlens must be an int32 or int64 tensor [N+1], got {_describe(cu_seqlens)}")
+        if cu_seqlens.shape[0] < 2:
+            raise GSAError(f"{operation}: cu_seqlens must hold N+1 entries of N >= 1 sequences, got {len(cu_seqlens)}")
+        if x.shape[0] != 1:
+            raise GSAError(f"{operation}: cu_seqlens packs sequences into a batch of 1, but there are {x.shape[0]} rows")
+        if not torch.compiler.is_compiling():
+            borders = cu_seqlens.tolist()
+            if borders[0] != 0 or borders[-1] != x.shape[1] or sorted(borders) != borders:
+                raise GSAError(f"{operation}: cu_seqlens must rise from 0 to {x.shape[1]} (T), got {_short(borders)}")
+    return Layout(x.shape[0], x.shape[1], x.device, cu_seqlens)
+
+
+class Padding:
+    """Rows of unequal length [B, T] with a mask, seen as packed sequences: a pad can then touch nothing.
+
+    The tokens of row 0, then of row 1, ... follow each other as B sequences. Compiled code cannot know how many tokens
+    are real, so there the pads stay, behind all else, as B more sequences that nobody reads.
+    """
+
+    def __init__(self, mask: Tensor):
+        B, T = mask.shape
+        self.mask, self.rows = mask, B
+        real = mask.flatten()
+        order = torch.argsort((~real).to(torch.int8), stable=True)
+        ends = mask.sum(1).cumsum(0)
+        if torch.compiler.is_compiling():
+            pads = torch.arange(1, B + 1, device=mask.device) * T + ends[-1]
+            ends = torch.cat([ends, pads.clamp(max=B * T)])
+        else:
+            order = order[: int(ends[-1])]
+        self.order = order
+        self.cu_seqlens = torch.nn.functional.pad(ends, (1, 0))
+        self.extra = self.cu_seqlens.shape[0] - 1 - B  # sequences of pads
+
+    def pack(self, x: Tensor) -> Tensor:
+        """x [B, T, ...] as [1, tokens, ...]."""
+        return x.flatten(0, 1)[self.order][None]
+
+    def unpack(self, x: Tensor) -> Tensor:
+        """x [1, tokens, ...] as [B, T, ...], zero at pads."""
+        B, T = self.mask.shape
+        flat = x.new_zeros(B * T, *x.shape[2:]).index_copy(0, self.order, x[0])
+        return flat.unflatten(0, (B, T)) * self.mask.reshape(B, T, *[1] * (x.dim() - 2))
+
+
+def padding_of(mask: Tensor | None, x: Tensor, cu_seqlens: Tensor | None, operation: str) -> Padding | None:
+    """What `mask` [B, T] (1 or True for tokens, 0 or False for pads) says of x [B, T, ...]; None if no pad is there."""
+    if mask is None:
+        return None
+    if cu_seqlens is not None:
+        raise GSAError(f"{operation}: mask and cu_seqlens exclude each other; packed sequences have no pads")
+    if not isinstance(mask, Tensor) or tuple(mask.shape) != tuple(x.shape[:2]):
+        raise GSAError(f"{operation}: mask must be a tensor [B, T] = {list(x.shape[:2])}, got {_describe(mask)}")
+    mask = mask.to(device=x.device, dtype=torch.bool)
+    if not torch.compiler.is_compiling() and bool(mask.all()):
+        return None
+    return Padding(mask)
+
+
+_INTEGERS = (torch.int32, torch.int64)
+
+
+def _describe(x: object) -> str:
+    return f"{x.dtype} {list(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+
+
+def _short(numbers: list[int]) -> str:
+    return str(numbers if len(numbers) <= 8 else [*numbers[:4], "...", *numbers[-3:]])

@@ -1,0 +1,83 @@
+"""Options of mixers: dataclasses whose fields are checked by type, range and choice, with errors that name the field."""
+
+from __future__ import annotations
+
+import math
+import types
+import typing
+from collections.abc import Iterable
+from dataclasses import field, fields
+from functools import cache
+from typing import Any
+
+from gsa.errors import GSAError
+
+
+def choice(default: Any, names: Iterable[str]) -> Any:
+    """A field that takes one of these names."""
+    return field(default=default, metadata={"names": tuple(names)})
+
+
+def number(default: Any = ..., *, least: float | None = None, above: float | None = None) -> Any:
+    """A numeric field with a lower limit, which is allowed (`least`) or not (`above`)."""
+    metadata = {"least": least, "above": above}
+    return field(metadata=metadata) if default is ... else field(default=default, metadata=metadata)
+
+
+def check(options: Any, what: str) -> None:
+    """Raises GSAError for the first field of a dataclass whose value has the wrong type or lies outside its limits."""
+    allowed, limits = _types(type(options)), _limits(type(options))
+    for entry in fields(options):
+        value = getattr(options, entry.name)
+        _check(value, allowed[entry.name], limits[entry.name], f"{what}: {entry.name}")
+
+
+def _check(value: Any, allowed: tuple[type, ...], limits: dict[str, Any], name: str) -> None:
+    fits = type(value) in allowed or (float in allowed and type(value) is int)
+    if not fits:
+        expected = " or ".join("none" if t is type(None) else _NAMES.get(t, t.__name__) for t in allowed)
+        raise GSAError(f"{name} must be {expected}, got {value!r}")
+    if value is None:
+        return
+    if isinstance(value, float) and not math.isfinite(value):
+        raise GSAError(f"{name} must be finite, got {value!r}")
+    names = limits.get("names")
+    if names is not None and value not in names:
+        raise GSAError(f"{name} must be one of {', '.join(names)}, got {value!r}")
+    least, above = limits.get("least"), limits.get("above")
+    if least is not None and value < least:
+        raise GSAError(f"{name} must be at least {least}, got {value!r}")
+    if above is not None and value <= above:
+        raise GSAError(f"{name} must be above {above}, got {value!r}")
+
+
+_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "a name"}
+
+
+@cache
+def _types(options: type) -> dict[str, tuple[type, ...]]:
+    """The types each field may have."""
+    hints = typing.get_type_hints(options)
+    unions = (types.UnionType, typing.Union)
+    return {
+        entry.name: typing.get_args(hints[entry.name])
+        if typing.get_origin(hints[entry.name]) in unions
+        else (hints[entry.name],)
+        for entry in fields(options)
+    }
+
+
+@cache
+def _limits(options: type) -> dict[str, dict[str, Any]]:
+    """What each field was limited to; a class that only changes a default keeps the limits of the class above."""
+    found: dict[str, dict[str, Any]] = {}
+    for base in reversed(options.__mro__):
+        for name, entry in getattr(base, "__dataclass_fields__", {}).items():
+            found[name] = {**found.get(name, {}), **entry.metadata}
+    return found
+
+
+def divides(part: int, whole: int, what: str, names: str) -> None:
+    """Raises GSAError unless `part` divides `whole`."""
+    if whole % part:
+        raise GSAError(f"{what}: {names}: {part} does not divide {whole}")

@@ -1,0 +1,108 @@
+"""Linear attention with a fixed decay for each head: RetNet, SUPRA, and without a decay plain linear attention.
+
+Shape letters: B batch, T time, H key/value heads, HQ query heads, K, V widths of a head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from gsa.mixers.base import State
+from gsa.mixers.gla import empty_memory, linear_memory
+from gsa.mixers.heads import HeadMixer, HeadOptions
+from gsa.mixers.layout import Layout
+from gsa.mixers.options import choice
+from gsa.mixers.rotary import RotaryOptions
+from gsa.ops.state import compute_dtype
+
+DECAYS = ("fixed", "none")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetNetOptions(RotaryOptions, HeadOptions):
+    """Options of RetNet."""
+
+    num_attention_heads: int = 8
+    decay: str = choice("fixed", DECAYS)
+    """`fixed`: head h keeps 1 - 2^(-5-h) of its memory at every token; `none`: all of it."""
+    expand_v: float = 2.0
+    output_gate: bool = True
+
+    mixer: ClassVar[str] = "retnet"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SUPRAOptions(RetNetOptions):
+    """Options of SUPRA: RetNet without the gate, queries and keys behind a learned feature map (T2R)."""
+
+    feature_map: str = "t2r"
+    expand_v: float = 1.0
+    output_gate: bool = False
+
+    mixer: ClassVar[str] = "supra"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearOptions(RetNetOptions):
+    """Options of plain linear attention: no decay, no positions, positive features."""
+
+    decay: str = "none"
+    rope_theta: float = 0.0
+    feature_map: str = "elu1"
+    expand_v: float = 1.0
+    output_gate: bool = False
+
+    mixer: ClassVar[str] = "linear"
+
+
+class Retention(HeadMixer):
+    """The mixers `retnet`, `supra` and `linear`."""
+
+    Options = RetNetOptions
+    options: RetNetOptions
+
+    def mix(self, x: Tensor, state: State | None, layout: Layout, keep: bool = True) -> tuple[Tensor, State | None]:
+        options = self.options
+        q, k, v, left = self.project(x, state, layout, keep)
+        q, k, counter = options.turn(q, k, state, layout)
+        decay = None
+        if options.decay == "fixed":
+            decay = head_decay(options.num_attention_heads, q).expand(*x.shape[:2], -1)[..., None]
+            # A decay belongs to a query head, so grouped keys and values each get a memory of their own there.
+            k, v = (part.repeat_interleave(options.num_attention_heads // options.kv_heads, 2) for part in (k, v))
+        o, memory = linear_memory(q, k, v, decay, options.scale, state, layout, keep)
+        return self.output(o, x), {**memory, **left, **counter} if keep else None
+
+    @property
+    def _memories(self) -> int:
+        return self.options.num_attention_heads if self.options.decay == "fixed" else self.options.kv_heads
+
+    def init_state(self, batch_size: int) -> State:
+        options = self.options
+        return {
+            **empty_memory(self, self._memories, options.key_width, options.value_width, batch_size),
+            **self.projections.init_state(self, batch_size),
+            **options.counter(batch_size, self.o_proj.weight),
+        }
+
+    @property
+    def state_size(self) -> int:
+        return self._memories * self.options.key_width * self.options.value_width
+
+
+class SUPRA(Retention):
+    Options = SUPRAOptions
+
+
+class LinearAttention(Retention):
+    Options = LinearOptions
+
+
+def head_decay(heads: int, like: Tensor) -> Tensor:
+    """Log of what each head keeps of its memory at a token [HQ]: from 1 - 2^-5 on, ever closer to 1."""
+    numbers = torch.arange(heads, device=like.device, dtype=compute_dtype(like.dtype))
+    return torch.log1p(-torch.exp2(-5 - numbers))

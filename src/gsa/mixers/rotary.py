@@ -1,0 +1,42 @@
+"""Rotary positions as an option of mixers: queries and keys are turned by their place in the sequence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gsa.mixers.base import Options, State
+from gsa.mixers.layout import Layout
+from gsa.mixers.options import number
+from gsa.mixers.parts import rotate
+
+
+@dataclass(frozen=True, kw_only=True)
+class RotaryOptions(Options):
+    """Options of mixers that may know positions."""
+
+    rope_theta: float = number(10000.0, least=0)
+    """Base of the rotary frequencies; 0 for no rotary embedding."""
+
+    def turn(self, q: Tensor, k: Tensor, state: State | None, layout: Layout) -> tuple[Tensor, Tensor, State]:
+        """q and k turned, and the count of tokens after them."""
+        if not self.rope_theta:
+            return q, k, {}
+        if q.shape[-1] % 2:
+            raise self.fail(f"rope_theta: rotary embedding needs heads of even width, got {q.shape[-1]}")
+        start = None if state is None else state["position"]
+        positions = layout.positions(start)
+        after = layout.lengths() if start is None else layout.lengths() + start
+        return (
+            rotate(q, positions, self.rope_theta),
+            rotate(k, positions, self.rope_theta),
+            {"position": after},
+        )
+
+    def counter(self, batch_size: int, like: Tensor) -> State:
+        """The count of tokens [N] before the first."""
+        if not self.rope_theta:
+            return {}
+        return {"position": torch.zeros(batch_size, dtype=torch.int64, device=like.device)}

@@ -1,0 +1,137 @@
+"""Embedding, blocks and last norm: what a language model is without its head.
+
+Shape letters: B batch, T time, D model width, L layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from gsa.mixers.base import Mixer, Options, State, shrunk
+from gsa.mixers.hgrn2 import HGRN2, lower_bounds
+from gsa.mixers.layout import Layout, layout_of, padding_of
+from gsa.mixers.registry import mixer_class
+from gsa.models.config import ModelConfig
+from gsa.models.state import ModelState
+
+
+class SwiGLU(nn.Module):
+    """W_down (swish(W_gate x) * W_up x)"""
+
+    def __init__(self, width: int, inner: int):
+        super().__init__()
+        self.gate_proj = nn.Linear(width, inner, bias=False)
+        self.up_proj = nn.Linear(width, inner, bias=False)
+        self.down_proj = nn.Linear(inner, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Block(nn.Module):
+    """x + mixer(norm(x)), then x + MLP(norm(x)) if the mixer wants an MLP behind it."""
+
+    def __init__(self, config: ModelConfig, options: Options):
+        super().__init__()
+        kind = mixer_class(options.mixer)
+        self.mixer_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.mixer: Mixer = kind(options)
+        self.mlp: SwiGLU | None = None
+        if kind.with_mlp:
+            assert config.intermediate_size is not None
+            self.mlp_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+            self.mlp = SwiGLU(config.hidden_size, config.intermediate_size)
+        # Names that Hugging Face's gradient_checkpointing_enable() looks for.
+        self.gradient_checkpointing = False
+        self._gradient_checkpointing_func: Any = checkpoint
+
+    def forward(
+        self, x: Tensor, state: State | None, layout: Layout, keep: bool, shared: dict[str, Tensor]
+    ) -> tuple[Tensor, State | None]:
+        if self.gradient_checkpointing and self.training and torch.is_grad_enabled():
+            if self._gradient_checkpointing_func is checkpoint:
+                return checkpoint(self._run, x, state, layout, keep, shared, use_reentrant=False)
+            return self._gradient_checkpointing_func(self._run, x, state, layout, keep, shared)
+        return self._run(x, state, layout, keep, shared)
+
+    def _run(
+        self, x: Tensor, state: State | None, layout: Layout, keep: bool, shared: dict[str, Tensor]
+    ) -> tuple[Tensor, State | None]:
+        y, state = self.mixer.mix(self.mixer_norm(x), state, layout, keep, **shared)
+        x = x + y
+        if self.mlp is not None:
+            x = x + self.mlp(self.mlp_norm(x))
+        return x, state
+
+
+class Backbone(nn.Module):
+    """Tokens [B, T] or embeddings [B, T, D] to features [B, T, D], and the state of every layer."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        build(self, config)
+
+    def forward(
+        self,
+        ids: Tensor | None,
+        state: ModelState | None = None,
+        *,
+        embeddings: Tensor | None = None,
+        mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        keep: bool = True,
+    ) -> tuple[Tensor, ModelState | None]:
+        x = self.embeddings(ids) if embeddings is None else embeddings
+        return run(self, x, state, mask, cu_seqlens, keep)
+
+
+def build(module: nn.Module, config: ModelConfig) -> None:
+    """Gives a module the parts of a backbone: embeddings, layers, norm, and the bounds that HGRN2's layers share."""
+    module.embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
+    module.layers = nn.ModuleList(Block(config, options) for options in config.layers)
+    module.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+    if any(_is_bounded(block) for block in module.layers):
+        module.lower_bounds = nn.Parameter(torch.zeros(config.num_hidden_layers, config.hidden_size))
+
+
+def run(
+    module: nn.Module,
+    x: Tensor,
+    state: ModelState | None,
+    mask: Tensor | None,
+    cu_seqlens: Tensor | None,
+    keep: bool,
+    hidden: list[Tensor] | None = None,
+) -> tuple[Tensor, ModelState | None]:
+    """Embeddings x [B, T, D] through the parts that `build` made; what enters each layer is put into `hidden`."""
+    padding = padding_of(mask, x, cu_seqlens, "LM")
+    if padding is None:
+        layout = layout_of(x, cu_seqlens, "LM")
+    else:
+        x = padding.pack(x)
+        layout = Layout(1, x.shape[1], x.device, padding.cu_seqlens)
+    states: Sequence[State | None] = [None] * len(module.layers) if state is None else state.layers
+    bounds = lower_bounds(module.lower_bounds) if hasattr(module, "lower_bounds") else None
+    after = []
+    for i, (block, before) in enumerate(zip(module.layers, states, strict=True)):
+        if hidden is not None:
+            hidden.append(x if padding is None else padding.unpack(x))
+        if padding is not None:
+            before = block.mixer.grown(before, padding.extra)
+        # The first layer's bound is 0, which is none, and whose logarithm has no derivative.
+        shared = {"lower_bound": bounds[i]} if bounds is not None and i > 0 and _is_bounded(block) else {}
+        x, left = block(x, before, layout, keep, shared)
+        after.append(left if padding is None else shrunk(left, padding.rows))
+    x = module.norm(x)
+    return x if padding is None else padding.unpack(x), ModelState(after) if keep else None
+
+
+def _is_bounded(block: Block) -> bool:
+    """Whether a block is HGRN2 with gates that are bounded below."""
+    return isinstance(block.mixer, HGRN2) and block.mixer.options.lower_bound

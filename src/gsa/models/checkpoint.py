@@ -1,0 +1,163 @@
+"""Models as folders: config.json and safetensors, as transformers writes them; read back with every tensor checked."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from gsa.errors import GSAError
+from gsa.models.config import ModelConfig
+from gsa.models.lm import LM
+
+CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+MODEL_TYPE = "gated_slot_attention"
+# What transformers adds to the fields of a ModelConfig.
+_OF_TRANSFORMERS = {
+    "architectures",
+    "bos_token_id",
+    "chunk_size_feed_forward",
+    "dtype",
+    "eos_token_id",
+    "id2label",
+    "is_encoder_decoder",
+    "label2id",
+    "model_type",
+    "output_attentions",
+    "output_hidden_states",
+    "pad_token_id",
+    "problem_type",
+    "return_dict",
+    "transformers_version",
+    "use_cache",
+}
+
+
+def save_model(model: LM, folder: str | Path, **more: Any) -> None:
+    """Writes a model to a folder that `load_model` and transformers read; more fields (eos_token_id, ...) if given.
+
+    Files appear under their names only when they are whole.
+    """
+    weights = {name: x.detach().contiguous() for name, x in model.state_dict().items()}
+    if model.config.tie_word_embeddings:
+        del weights["lm_head.weight"]
+    write_model(model.config, weights, folder, **more)
+
+
+def write_model(config: ModelConfig, weights: dict[str, Tensor], folder: str | Path, **more: Any) -> None:
+    """The same from a config and tensors by name."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    dtype = str(next(iter(weights.values())).dtype).removeprefix("torch.")
+    fields = {
+        "architectures": ["GSAForCausalLM"],
+        "model_type": MODEL_TYPE,
+        "dtype": dtype,
+        **config.to_dict(),
+        **more,
+    }
+    with _whole(folder / WEIGHTS) as path:
+        save_file(weights, path, metadata={"format": "pt"})
+    with _whole(folder / CONFIG) as path:
+        path.write_text(json.dumps(fields, indent=2) + "\n")
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[Path]:
+    """A place to write to; what was written gets its name at the end, at once."""
+    folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    try:
+        yield folder / path.name
+        with open(folder / path.name, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(folder / path.name, path)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def load_model(folder: str | Path, *, dtype: torch.dtype | None = None) -> LM:
+    """A model from a folder, in the dtype of its weights unless another is asked for."""
+    folder = Path(folder)
+    config = load_config(folder)
+    with torch.device("meta"):
+        model = LM(config)
+    expected = {name: tuple(x.shape) for name, x in model.state_dict().items()}
+    tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
+    weights = load_weights(folder)
+    for name in expected:
+        if name not in weights and name not in tied:
+            raise GSAError(f"checkpoint {folder}: tensor {name} is missing")
+    for name, x in weights.items():
+        if name not in expected:
+            raise GSAError(f"checkpoint {folder}: tensor {name} is not part of the model")
+        if tuple(x.shape) != expected[name]:
+            raise GSAError(
+                f"checkpoint {folder}: tensor {name} is {list(x.shape)}, the config asks for {list(expected[name])}"
+            )
+    if dtype is not None:
+        weights = {name: x.to(dtype) for name, x in weights.items()}
+    model.load_state_dict(weights, strict=False, assign=True)
+    model.tie_weights()
+    return model.requires_grad_()
+
+
+def load_config(folder: str | Path) -> ModelConfig:
+    """The config of a model folder."""
+    path = Path(folder) / CONFIG
+    fields = read_json(path)
+    if fields.get("model_type") != MODEL_TYPE:
+        raise GSAError(
+            f"{path}: model_type is {fields.get('model_type')!r}, expected {MODEL_TYPE!r}; "
+            "`gsa import` reads flash-linear-attention's checkpoints"
+        )
+    try:
+        return ModelConfig.from_dict({key: value for key, value in fields.items() if key not in _OF_TRANSFORMERS})
+    except GSAError as error:
+        raise GSAError(f"{path}: {error}") from None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file."""
+    try:
+        fields = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise GSAError(f"{path}: there is no such file") from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise GSAError(f"{path}: not JSON: {error}") from None
+    if not isinstance(fields, dict):
+        raise GSAError(f"{path}: expected a JSON object, got {type(fields).__name__}")
+    return fields
+
+
+def load_weights(folder: str | Path) -> dict[str, Tensor]:
+    """All tensors of a folder by name, from one safetensors file or several with an index."""
+    folder = Path(folder)
+    names = [WEIGHTS]
+    if (folder / INDEX).exists():
+        places = read_json(folder / INDEX).get("weight_map")
+        if not isinstance(places, dict) or not all(isinstance(file, str) for file in places.values()):
+            raise GSAError(f"{folder / INDEX}: weight_map must map tensors to files")
+        names = sorted(set(places.values()))
+        for name in names:
+            if Path(name).name != name or not name.endswith(".safetensors"):
+                raise GSAError(f"{folder / INDEX}: {name!r} is not the name of a safetensors file beside the index")
+    elif not (folder / WEIGHTS).exists():
+        raise GSAError(f"{folder}: there is neither {WEIGHTS} nor {INDEX}")
+    weights: dict[str, Tensor] = {}
+    for name in names:
+        try:
+            with safe_open(folder / name, framework="pt") as file:
+                weights |= {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  (not a dict)
+        except (SafetensorError, OSError) as error:
+            raise GSAError(f"{folder / name}: not a whole safetensors file: {error}") from None
+    return weights

@@ -1,0 +1,152 @@
+"""ModelConfig: one dataclass says everything about a model, is checked, and goes to JSON and back."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from gsa.errors import GSAError
+from gsa.mixers.base import Options
+from gsa.mixers.options import check, number
+from gsa.mixers.registry import mixer_class, mixer_options, option_names, pattern, suggestion
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """A language model: embedding, blocks (norm, mixer, norm, SwiGLU), norm, head.
+
+    Fields down to `initializer_range` are the model's. The others are options of mixers: None leaves them at the
+    mixer's own default, and one that no layer's mixer has is refused. What an option does stands beneath the field of
+    that name in the mixer's options, e.g. `gsa.mixers.gsa.GSAOptions`.
+
+    >>> config = ModelConfig(mixer="gsa*3,attention(window=512)", hidden_size=256, num_hidden_layers=8, vocab_size=4096)
+    >>> [options.mixer for options in config.layers[:4]]
+    ['gsa', 'gsa', 'gsa', 'attention']
+    """
+
+    mixer: str = "gsa"
+    """A mixer's name, or a pattern that is repeated over the layers, e.g. `gsa*3,attention(window=512)`."""
+    vocab_size: int = number(32000, least=1)
+    """Number of tokens."""
+    hidden_size: int = number(2048, least=1)
+    """Model width."""
+    num_hidden_layers: int = number(24, least=1)
+    """Number of blocks."""
+    intermediate_size: int | None = number(None, least=1)
+    """Width of the MLPs; 8/3 of the model width, rounded up to a multiple of 256, by default."""
+    rms_norm_eps: float = number(1e-6, above=0)
+    """Added to the mean square in norms."""
+    tie_word_embeddings: bool = False
+    """Whether the head has the embedding's weights."""
+    initializer_range: float = number(0.02, above=0)
+    """Standard deviation of fresh weights."""
+
+    num_attention_heads: int | None = None
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    expand_k: float | None = None
+    expand_v: float | None = None
+    num_slots: int | None = None
+    gate: str | None = None
+    gate_temperature: float | None = None
+    gate_rank: int | None = None
+    gate_clamp: float | None = None
+    readout: str | None = None
+    normalise: bool | None = None
+    decay: str | None = None
+    lower_bound: bool | None = None
+    feature_map: str | None = None
+    value_activation: str | None = None
+    output_activation: str | None = None
+    output_gate: bool | None = None
+    output_norm: str | None = None
+    output_norm_eps: float | None = None
+    scale: float | None = None
+    conv_size: int | None = None
+    conv_bias: bool | None = None
+    rope_theta: float | None = None
+    window: int | None = None
+    qkv_bias: bool | None = None
+    qk_norm: bool | None = None
+    qk_norm_eps: float | None = None
+    expand: float | None = None
+    ssm_state_size: int | None = None
+    time_step_rank: int | None = None
+
+    def __post_init__(self) -> None:
+        check(self, "config")
+        used = {name for options in self.layers for name in option_names(options.mixer)}
+        for name in self.option_names():
+            if getattr(self, name) is not None and name not in used:
+                raise GSAError(f"config: {name} is not an option of mixer {self.mixer!r}, and would do nothing")
+        if any(mixer_class(options.mixer).with_mlp for options in self.layers):
+            if self.intermediate_size is None:
+                object.__setattr__(self, "intermediate_size", -(-self.hidden_size * 8 // 3 // 256) * 256)
+        elif self.intermediate_size is not None:
+            raise GSAError(f"config: intermediate_size: blocks of mixer {self.mixer!r} have no MLP")
+
+    @cached_property
+    def layers(self) -> tuple[Options, ...]:
+        """The options of each layer's mixer."""
+        period = pattern(self.mixer)
+        if len(period) > self.num_hidden_layers:
+            raise GSAError(
+                f"config: mixer {self.mixer!r} names {len(period)} layers, num_hidden_layers is {self.num_hidden_layers}"
+            )
+        shared = {name: getattr(self, name) for name in ("hidden_size", "rms_norm_eps", *self.option_names())}
+        layers = []
+        for name, own in period:
+            for option in own:
+                if option in ("hidden_size", "rms_norm_eps") or option not in option_names(name):
+                    mixer_options(name, {"hidden_size": self.hidden_size, option: own[option]})
+                    raise GSAError(f"config: {option} is the same for all layers and cannot be set in a pattern")
+            known = {key: value for key, value in {**shared, **own}.items() if key in option_names(name)}
+            layers.append(mixer_options(name, {key: value for key, value in known.items() if value is not None}))
+        return tuple(layers[i % len(layers)] for i in range(self.num_hidden_layers))
+
+    @classmethod
+    def option_names(cls) -> tuple[str, ...]:
+        """The fields that are options of mixers."""
+        names = [entry.name for entry in fields(cls)]
+        return tuple(names[names.index("initializer_range") + 1 :])
+
+    def to_dict(self) -> dict[str, Any]:
+        """What was set, by name; options at their default are left out."""
+        model = {entry.name for entry in fields(self)} - set(self.option_names())
+        values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        return {name: value for name, value in values.items() if name in model or value is not None}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> ModelConfig:
+        """The config with these fields; a name that is none is refused."""
+        if not isinstance(values, dict):
+            raise GSAError(f"config: expected an object with fields, got {type(values).__name__}")
+        known = [entry.name for entry in fields(cls)]
+        for name in values:
+            if name not in known:
+                raise GSAError(f"config: unknown field {name!r}{suggestion(name, known)}")
+        return cls(**values)
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> ModelConfig:
+        """The config in a JSON text."""
+        try:
+            values = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise GSAError(f"config: not JSON: {error}") from None
+        return cls.from_dict(values)
+
+    @classmethod
+    def load(cls, path: str | Path) -> ModelConfig:
+        """The config in a JSON file."""
+        try:
+            text = Path(path).read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise GSAError(f"config: cannot read {path}: {error}") from None
+        return cls.from_json(text)

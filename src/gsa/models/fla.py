@@ -1,0 +1,359 @@
+"""Checkpoints of flash-linear-attention (FLA): their config and tensors in our names, or a refusal that names a field.
+
+Names and meanings are those of FLA 0.6. Where its layers ignore a field, so do we; where a field has a fixed value in the
+code (the epsilon of some norms, GLA's temperature), it becomes a field of ours.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gsa.errors import GSAError
+from gsa.models.checkpoint import CONFIG, load_weights, read_json, write_model
+from gsa.models.config import ModelConfig
+from gsa.models.lm import LM
+
+Fields = dict[str, Any]
+
+# Fields that say nothing of what the model computes, for every kind.
+_SILENT = {
+    "_name_or_path",
+    "architectures",
+    "attn_mode",
+    "auto_map",
+    "bos_token_id",
+    "chunk_size_feed_forward",
+    "dtype",
+    "eos_token_id",
+    "fuse_cross_entropy",
+    "fuse_linear_cross_entropy",
+    "fuse_norm",  # only names a norm of GLA and RetNet otherwise
+    "fuse_swiglu",
+    "id2label",
+    "initializer_range",
+    "is_encoder_decoder",
+    "label2id",
+    "max_position_embeddings",
+    "model_type",
+    "output_attentions",
+    "output_hidden_states",
+    "pad_token_id",
+    "problem_type",
+    "return_dict",
+    "tokenizer_class",
+    "torch_dtype",
+    "transformers_version",
+    "use_cache",
+    "use_l2warp",
+}
+# Fields that a kind stores and never reads.
+_UNREAD = {
+    "gsa": {"clamp_max", "clamp_min", "use_norm", "use_output_gate"},
+    "gla": {"use_gk", "use_gv"},
+    "retnet": {"conv_size", "use_short_conv"},
+    "hgrn2": {"num_heads"},
+    "abc": {"gate_low_rank_dim"},
+    "transformer": {"elementwise_affine"},
+}
+_ACTIVATIONS = {"swish": "swish", "silu": "swish", "relu": "relu", "sigmoid": "sigmoid"}
+_EPSILON = 1e-5  # of the norms that FLA gives no epsilon
+_THETA = 10000.0  # of rotary positions that FLA gives no base
+
+
+class _Reader:
+    """The fields of a config: each is read with its type, and what nobody has read is refused at the end."""
+
+    def __init__(self, fields: Fields, kind: str):
+        self.fields, self.kind = fields, kind
+        self.read = _SILENT | _UNREAD[kind]
+
+    def fail(self, name: str, reason: str) -> GSAError:
+        return GSAError(f"import: {self.kind}: {name} is {self.fields.get(name)!r}: {reason}")
+
+    def get(self, name: str, kind: type, default: Any = ...) -> Any:
+        """A field of this type; `default` is FLA's, and what it means if it is null."""
+        self.read = self.read | {name}
+        value = self.fields.get(name)
+        if value is None:
+            if default is ...:
+                raise self.fail(name, "it is missing")
+            return default
+        if kind is float and type(value) is int:
+            return float(value)
+        if type(value) is not kind:
+            raise self.fail(name, f"expected {kind.__name__}")
+        return value
+
+    def count(self, name: str, default: Any = ...) -> Any:
+        """A whole number from 1."""
+        value = self.get(name, int, default)
+        if value is not None and value < 1:
+            raise self.fail(name, "expected at least 1")
+        return value
+
+    def must_be(self, name: str, value: Any) -> None:
+        """A field that only one value can be represented of."""
+        self.read = self.read | {name}
+        if self.fields.get(name, value) != value:
+            raise self.fail(name, f"only {value!r} can be represented")
+
+    def finish(self) -> None:
+        for name, value in self.fields.items():
+            if name not in self.read and value not in (None, False):
+                raise self.fail(name, "this field is not known, and may change what the model computes")
+
+
+def convert_config(fields: Fields) -> ModelConfig:
+    """The config of a FLA checkpoint as ours."""
+    kind = fields.get("model_type")
+    if kind not in _KINDS:
+        raise GSAError(f"import: model_type is {kind!r}, expected one of {', '.join(_KINDS)}")
+    reader = _Reader(fields, kind)
+    reader.must_be("hidden_act", "swish")
+    reader.must_be("attnres_block_size", None)
+    width, layers = reader.count("hidden_size"), reader.count("num_hidden_layers")
+    inner = reader.count("intermediate_size", None)
+    ratio = reader.get("hidden_ratio", int, 2 if kind == "retnet" and "hidden_ratio" not in fields else 4)
+    options = _KINDS[kind](reader)
+    mixer = {"transformer": "attention"}.get(kind, kind)
+    if kind != "transformer":
+        mixer = _pattern(mixer, reader, layers)
+    config = ModelConfig(
+        mixer=mixer,
+        vocab_size=reader.count("vocab_size"),
+        hidden_size=width,
+        num_hidden_layers=layers,
+        intermediate_size=-(-int(width * ratio * 2 / 3) // 256) * 256 if inner is None else inner,
+        rms_norm_eps=reader.get("norm_eps", float, 1e-6),
+        tie_word_embeddings=reader.get("tie_word_embeddings", bool, False),
+        initializer_range=reader.get("initializer_range", float, 0.02),
+        **options,
+    )
+    reader.finish()
+    return config
+
+
+def _heads(reader: _Reader, expand_k: float, expand_v: float) -> Fields:
+    """Fields that most kinds share."""
+    return {
+        "num_attention_heads": reader.count("num_heads"),
+        "expand_k": reader.get("expand_k", float, expand_k),
+        "expand_v": reader.get("expand_v", float, expand_v),
+    }
+
+
+def _convolution(reader: _Reader) -> Fields:
+    size = reader.count("conv_size", 4)
+    return {"conv_size": size} if reader.get("use_short_conv", bool, False) else {}
+
+
+def _slots(reader: _Reader, heads: Fields) -> int:
+    width = round(reader.count("hidden_size") * heads["expand_k"]) // heads["num_attention_heads"]
+    return reader.count("num_slots", width)
+
+
+def _feature_map(reader: _Reader, names: dict[str, str]) -> str:
+    name = reader.get("feature_map", str, "none")
+    if name != "none" and name not in names:
+        raise reader.fail("feature_map", f"only null, {', '.join(names)} can be represented")
+    return names.get(name, name)
+
+
+def _gsa(reader: _Reader) -> Fields:
+    reader.must_be("expand_v", 1)  # FLA's own layer runs with no other
+    heads = _heads(reader, 1.0, 1.0)
+    _affine(reader)
+    return {
+        **heads,
+        **_convolution(reader),
+        "num_key_value_heads": reader.count("num_kv_heads", None),
+        "num_slots": _slots(reader, heads),
+        "feature_map": _feature_map(reader, {"swish": "swish", "relu": "relu", "t2r": "t2r"}),
+        "gate_temperature": reader.get("gate_logit_normalizer", float, 8.0),
+        "output_norm_eps": _EPSILON,
+    }
+
+
+def _gla(reader: _Reader) -> Fields:
+    reader.must_be("clamp_min", None)
+    _affine(reader)
+    return {
+        **_heads(reader, 0.5, 1.0),
+        **_convolution(reader),
+        "num_key_value_heads": reader.count("num_kv_heads", None),
+        "feature_map": _feature_map(reader, {**_ACTIVATIONS, "sqrelu": "relu2"}),
+        "output_gate": reader.get("use_output_gate", bool, True),
+    }
+
+
+def _retnet(reader: _Reader) -> Fields:
+    _affine(reader)
+    return {
+        **_heads(reader, 1.0, 2.0),
+        "num_key_value_heads": reader.count("num_kv_heads", None),
+        "feature_map": _feature_map(reader, {**_ACTIVATIONS, "relu2": "relu2", "gelu": "gelu"}),
+        "output_gate": reader.get("use_output_gate", bool, True),
+    }
+
+
+def _hgrn2(reader: _Reader) -> Fields:
+    width, ratio = reader.count("hidden_size"), reader.count("expand_ratio", None)
+    if ratio is None:
+        ratio = width // reader.count("num_heads")
+    if width % ratio:
+        raise reader.fail("expand_ratio", f"it must divide hidden_size {width}")
+    _affine(reader)
+    return {
+        **_convolution(reader),
+        "num_attention_heads": width // ratio,
+        "lower_bound": reader.get("use_lower_bound", bool, True),
+        "output_norm_eps": _EPSILON,
+    }
+
+
+def _abc(reader: _Reader) -> Fields:
+    low, high = reader.get("clamp_min", float, None), reader.get("clamp_max", float, None)
+    if low is None or high is None or low != -high or high <= 0:
+        raise reader.fail("clamp_min", f"only limits -x and x can be represented, clamp_max is {high!r}")
+    _affine(reader)
+    heads = _heads(reader, 0.5, 1.0)
+    return {
+        **heads,
+        **_convolution(reader),
+        "num_slots": _slots(reader, heads),
+        "gate_clamp": high,
+        "normalise": True,
+        "rope_theta": _THETA if reader.get("use_rope", bool, True) else 0.0,
+    }
+
+
+def _attention(reader: _Reader) -> Fields:
+    norm = reader.get("qk_norm", bool, False)
+    return {
+        "num_attention_heads": reader.count("num_heads"),
+        "num_key_value_heads": reader.count("num_kv_heads", None),
+        "qkv_bias": reader.get("qkv_bias", bool, False),
+        "qk_norm": norm,
+        **({"qk_norm_eps": _EPSILON} if norm else {}),
+        "window": reader.count("window_size", None),
+        "rope_theta": reader.get("rope_theta", float, _THETA),
+    }
+
+
+_KINDS: dict[str, Callable[[_Reader], Fields]] = {
+    "gsa": _gsa,
+    "gla": _gla,
+    "retnet": _retnet,
+    "hgrn2": _hgrn2,
+    "abc": _abc,
+    "transformer": _attention,
+}
+
+
+def _affine(reader: _Reader) -> None:
+    """Without weights of its own, an output norm gets ones (see `convert_weights`)."""
+    reader.get("elementwise_affine", bool, True)
+
+
+def _pattern(mixer: str, reader: _Reader, layers: int) -> str:
+    """The mixer of every layer: FLA puts softmax attention into those that `attn` names."""
+    reader.read = reader.read | {"attn"}
+    specs = reader.fields.get("attn")
+    if specs is None:
+        return mixer
+    names = [mixer] * layers
+    for spec in [specs] if isinstance(specs, dict) else specs:
+        if not isinstance(spec, dict) or not isinstance(spec.get("layers"), list):
+            raise reader.fail("attn", "expected an object with `layers`, or a list of such")
+        own = _Reader({"model_type": "attention", **spec}, "transformer")
+        own.kind = f"{reader.kind}: attn"
+        options = _attention(own) | {"rope_theta": own.get("rope_theta", float, _THETA)}
+        options.pop("qk_norm")
+        text = ",".join(f"{key}={str(value).lower()}" for key, value in options.items())
+        for layer in spec["layers"]:
+            if type(layer) is not int or not 0 <= layer < layers:
+                raise reader.fail("attn", f"layer {layer!r} is not in 0..{layers - 1}")
+            names[layer] = f"attention({text})"
+    return ",".join(names)
+
+
+_RENAMED = (
+    (re.compile(r"^(model\.layers\.\d+)\.attn_norm\."), r"\1.mixer_norm."),
+    (re.compile(r"^(model\.layers\.\d+)\.attn\.(?:g_norm_swish_gate|g_norm)\."), r"\1.mixer.norm."),
+    (re.compile(r"^(model\.layers\.\d+)\.attn\.([qkvfi])_conv1d\."), r"\1.mixer.\2_conv."),
+    (re.compile(r"^(model\.layers\.\d+)\.attn\."), r"\1.mixer."),
+)
+
+
+def convert_weights(weights: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+    """The tensors of a FLA checkpoint by our names, all that the config asks for and no other."""
+    with torch.device("meta"):
+        expected = LM(config).state_dict()
+    renamed = {_rename(name): x for name, x in weights.items() if not name.endswith("rotary.inv_freq")}
+    if config.tie_word_embeddings:
+        renamed.pop("lm_head.weight", None)
+        expected.pop("lm_head.weight")
+    dtype = renamed["model.embeddings.weight"].dtype if "model.embeddings.weight" in renamed else torch.float32
+    for name, like in expected.items():
+        up = name.replace(".gate_proj.", ".up_proj.")
+        if name.endswith("mlp.gate_proj.weight") and up not in renamed and name in renamed:
+            # Older versions keep both matrices of the MLP in one.
+            renamed[name], renamed[up] = (part.contiguous() for part in renamed[name].chunk(2))
+        if name.endswith("mixer.norm.weight") and name not in renamed:
+            renamed[name] = torch.ones(like.shape, dtype=dtype)  # elementwise_affine false
+        if name not in renamed:
+            raise GSAError(f"import: tensor {name} is missing from the checkpoint")
+        if renamed[name].shape != like.shape:
+            raise GSAError(
+                f"import: tensor {name} is {list(renamed[name].shape)}, the config asks for {list(like.shape)}"
+            )
+    for name in renamed:
+        if name not in expected:
+            raise GSAError(f"import: tensor {name} has no place in the model that the config describes")
+    return renamed
+
+
+def _rename(name: str) -> str:
+    for pattern, replacement in _RENAMED:
+        name = pattern.sub(replacement, name)
+    return name
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What was imported."""
+
+    kind: str
+    config: ModelConfig
+    parameters: int
+    copied: list[str]
+
+
+_BESIDE = ("generation_config.json", "special_tokens_map.json", "tokenizer.model", "vocab.json", "merges.txt")
+
+
+def import_checkpoint(path: str | Path, out: str | Path) -> Imported:
+    """Reads a FLA checkpoint folder and writes ours, with the tokenizer if there is one."""
+    path, out = Path(path), Path(out)
+    if not path.is_dir():
+        raise GSAError(f"import: {path} is not a folder")
+    if out.resolve() == path.resolve():
+        raise GSAError(f"import: {out} is the checkpoint itself; write to another folder")
+    if (out / CONFIG).exists():
+        raise GSAError(f"import: {out} holds a model already")
+    fields = read_json(path / CONFIG)
+    config = convert_config(fields)
+    weights = convert_weights(load_weights(path), config)
+    ids = {name: fields[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id") if fields.get(name) is not None}
+    write_model(config, weights, out, **ids)
+    beside = [file for file in sorted(path.iterdir()) if file.name in _BESIDE or re.fullmatch(r"tokenizer.*\.json", file.name)]
+    for file in beside:
+        (out / file.name).write_bytes(file.read_bytes())
+    return Imported(fields["model_type"], config, sum(x.numel() for x in weights.values()), [file.name for file in beside])

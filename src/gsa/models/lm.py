@@ -1,0 +1,140 @@
+"""LM: a language model with any mixer.
+
+Shape letters: B batch, T time, D model width, V vocabulary, N sequences.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from gsa.errors import GSAError
+from gsa.models.backbone import Backbone
+from gsa.models.config import ModelConfig
+from gsa.models.init import initialise
+from gsa.models.loss import linear_cross_entropy, next_token_labels
+from gsa.models.state import ModelState
+
+
+@dataclass
+class LMOutput:
+    """What a model says of a batch."""
+
+    logits: Tensor | None
+    """Scores of the next token [B, T, V]; None when labels are given, because then they never exist at once."""
+    loss: Tensor | None
+    """Mean cross-entropy of the labels, in nats."""
+    state: ModelState | None
+    """What follows can go on from here; None when labels are given without a state, as in training."""
+
+
+class LM(nn.Module):
+    """A language model.
+
+    >>> model = LM(ModelConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=2, vocab_size=100))
+    >>> ids = torch.randint(100, (1, 10))
+    >>> whole = model(ids).logits
+    >>> first = model(ids[:, :7])
+    >>> rest = model(ids[:, 7:], first.state)
+    >>> torch.allclose(torch.cat([first.logits, rest.logits], 1), whole, atol=1e-5)
+    True
+    """
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        if not isinstance(config, ModelConfig):
+            raise GSAError(f"LM: expected a ModelConfig, got {type(config).__name__}")
+        self.config = config
+        self.model = Backbone(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.apply(lambda module: initialise(module, config))
+        self.tie_weights()
+
+    def tie_weights(self) -> None:
+        """Gives the head the embedding's weights, if the config says so."""
+        if self.config.tie_word_embeddings:
+            self.lm_head.weight = self.model.embeddings.weight
+
+    def forward(
+        self,
+        ids: Tensor,
+        state: ModelState | None = None,
+        *,
+        labels: Tensor | None = None,
+        mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+    ) -> LMOutput:
+        """Logits of ids [B, T], or with labels [B, T] the loss, and the state after them.
+
+        `state` is that of an earlier output, or None for a beginning. `mask` [B, T] is 0 at pads, wherever they are.
+        With `cu_seqlens` [N+1], B is 1 and N sequences lie end to end. Labels are usually the ids themselves: the model
+        shifts them by one, within each sequence; -100 does not count, nor do pads.
+        """
+        self._check(ids, state, labels, cu_seqlens)
+        x, after = self.model(
+            ids, state, mask=mask, cu_seqlens=cu_seqlens, keep=state is not None or labels is None
+        )
+        if labels is None:
+            return LMOutput(self.lm_head(x), None, after)
+        targets = next_token_labels(labels, mask, cu_seqlens)
+        loss = linear_cross_entropy(x.flatten(0, 1), self.lm_head.weight, targets.flatten())
+        return LMOutput(None, loss, after)
+
+    def init_state(self, batch_size: int) -> ModelState:
+        """The state of so many sequences that have not begun."""
+        return ModelState([block.mixer.init_state(batch_size) for block in self.model.layers])
+
+    @property
+    def state_size(self) -> int | None:
+        """Numbers of recurrent memory per sequence over all layers; None if it grows with the sequence."""
+        sizes = [block.mixer.state_size for block in self.model.layers]
+        return None if None in sizes else sum(size for size in sizes if size is not None)
+
+    @property
+    def num_parameters(self) -> int:
+        """Trained numbers, shared ones counted once."""
+        return sum(p.numel() for p in self.parameters())
+
+    @property
+    def gradient_checkpointing(self) -> bool:
+        """Whether each block forgets its activations in training and computes them again in the pass backward."""
+        return self.model.layers[0].gradient_checkpointing
+
+    @gradient_checkpointing.setter
+    def gradient_checkpointing(self, on: bool) -> None:
+        for block in self.model.layers:
+            block.gradient_checkpointing = on
+
+    def _check(self, ids: Tensor, state: ModelState | None, labels: Tensor | None, cu_seqlens: Tensor | None) -> None:
+        check_ids("ids", ids, self.config.vocab_size)
+        check_state(state, len(self.model.layers), ids.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1)
+        if labels is not None and (not isinstance(labels, Tensor) or labels.shape != ids.shape):
+            got = list(labels.shape) if isinstance(labels, Tensor) else type(labels).__name__
+            raise GSAError(f"LM: labels must have the shape of ids {list(ids.shape)}, got {got}")
+        if labels is not None and labels.dtype != torch.int64:
+            raise GSAError(f"LM: labels must be int64, got {labels.dtype}")
+
+
+def check_ids(name: str, ids: object, vocab_size: int) -> None:
+    """Raises unless ids are tokens [B, T] of the vocabulary (their values are read on the CPU only)."""
+    if not isinstance(ids, Tensor) or ids.dim() != 2 or ids.dtype not in (torch.int32, torch.int64):
+        got = f"{ids.dtype} {list(ids.shape)}" if isinstance(ids, Tensor) else type(ids).__name__
+        raise GSAError(f"LM: {name} must be an int32 or int64 tensor [B, T], got {got}")
+    if ids.device.type == "cpu" and ids.numel() and not torch.compiler.is_compiling():
+        low, high = (int(x) for x in ids.aminmax())
+        if low < 0 or high >= vocab_size:
+            raise GSAError(f"LM: {name} must be in 0..{vocab_size - 1} (vocab_size {vocab_size}), got {low}..{high}")
+
+
+def check_state(state: object, layers: int, sequences: int) -> None:
+    """Raises unless this is a state of such a model for so many sequences."""
+    if state is None:
+        return
+    if not isinstance(state, ModelState):
+        raise GSAError(f"LM: state must be a ModelState, got {type(state).__name__}")
+    if len(state.layers) != layers:
+        raise GSAError(f"LM: state is of a model with {len(state.layers)} layers, this one has {layers}")
+    if state.batch_size != sequences:
+        raise GSAError(f"LM: state is of {state.batch_size} sequences, there are {sequences}")

@@ -1,0 +1,54 @@
+"""ModelState: what a model remembers of its sequences, one state per layer, each tensor with the sequences first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from gsa.mixers.base import State
+
+
+class ModelState:
+    """The states of all layers. It is never changed by a model: every call returns a new one."""
+
+    def __init__(self, layers: Sequence[State]):
+        self.layers = tuple(layers)
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> ModelState:
+        """The state with a function applied to every tensor."""
+        return ModelState([{name: function(x) for name, x in layer.items()} for layer in self.layers])
+
+    @property
+    def batch_size(self) -> int:
+        """Number of sequences."""
+        return next(iter(self.layers[0].values())).shape[0]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors, convolutions and counters among them."""
+        return sum(x.nbytes for layer in self.layers for x in layer.values())
+
+    def select(self, indices: Tensor) -> ModelState:
+        """The sequences with these indices, in that order; an index may come more than once."""
+        return self.map(lambda x: x.index_select(0, indices.to(x.device)))
+
+    def repeat(self, count: int) -> ModelState:
+        """Every sequence so many times, copies next to each other."""
+        return self.map(lambda x: x.repeat_interleave(count, 0))
+
+    def clone(self) -> ModelState:
+        """A copy that shares no memory."""
+        return self.map(torch.clone)
+
+    def detach(self) -> ModelState:
+        """The same numbers without history, so that no gradient flows further back."""
+        return self.map(torch.detach)
+
+    def to(self, device: torch.device | str) -> ModelState:
+        """The state on a device."""
+        return self.map(lambda x: x.to(device))
+
+    def __repr__(self) -> str:
+        return f"ModelState({self.batch_size} sequences, {len(self.layers)} layers, {self.nbytes} bytes)"

@@ -12,12 +12,14 @@ namespace gsa {
 
 struct OperatorKernels;
 struct LinearKernels;
+struct ScanKernels;
 
 struct Isa {
     const char* name;
     bool (*supported)();
     const OperatorKernels* operators;
     const LinearKernels* linear;
+    const ScanKernels* scan;
 };
 
 const Isa& isa();  // the one in use

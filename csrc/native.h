@@ -6,7 +6,7 @@
 
 #define GSA_API __attribute__((visibility("default")))
 /* Raised with every change of this file; Python refuses a library of another number. */
-#define GSA_ABI 2
+#define GSA_ABI 3
 
 #ifdef __cplusplus
 extern "C" {
@@ -93,6 +93,26 @@ GSA_API int gsa_slot_attention(const GsaSlotAttention* call, int backward);
 GSA_API int gsa_slot_attention_step(const GsaStep* call);
 /* sizeof of the three, for the caller to compare with its own idea. */
 GSA_API void gsa_operator_sizes(int64_t sizes[3]);
+
+/* Mamba's selective scan. u, dt, y [B, T, 1, E], A [1, 1, E, S], B, C [B, T, 1, S]; in the shape, heads and queries are
+   one, mark_chunks and scale not used. kept: [marks, S, E padded to 16] or null, filled by forward, read by backward, a
+   mark for every 64 tokens of a sequence. */
+typedef struct {
+    GsaShape shape;
+    GsaTensor u, dt, A, B, C, y;
+    const void* initial; /* [N, E, S] or null */
+    void* final;         /* [N, E, S] */
+    void* kept;
+    /* backward */
+    GsaTensor d_y, du, d_dt, dA, dB, dC;
+    const void* dfinal; /* or null */
+    void* dinitial;
+} GsaSelectiveScan;
+
+/* Returns 0, or 1 if there is no memory. */
+GSA_API int gsa_selective_scan(const GsaSelectiveScan* call, int backward);
+/* sizeof of it. */
+GSA_API int64_t gsa_selective_scan_size(void);
 
 /* Matrix-vector products, y [count, N] = W x (+ residual), for 1 to 16 columns of activations in fp32. */
 

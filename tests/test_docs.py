@@ -13,7 +13,16 @@ README = (ROOT / "README.md").read_text()
 
 
 @pytest.mark.parametrize(
-    "module", ["gsa.ops.api", "gsa.ops.step", "gsa.ops.registry", "gsa.ops.checks", "gsa.ops.linear", "gsa.ops.packed"]
+    "module",
+    [
+        "gsa.ops.api",
+        "gsa.ops.step",
+        "gsa.ops.registry",
+        "gsa.ops.checks",
+        "gsa.ops.linear",
+        "gsa.ops.packed",
+        "gsa.ops.selective_scan",
+    ],
 )
 def test_docstring_examples(module: str) -> None:
     loaded = importlib.import_module(module)

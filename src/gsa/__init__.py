@@ -5,12 +5,14 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from gsa.auto_classes import register_with_transformers
+from gsa.auto_classes import register_config, register_models
 from gsa.errors import BackendUnavailable, GSAError
 
 if TYPE_CHECKING:
     from gsa.models import LM, ModelConfig, ModelState, preset, presets
-    from gsa.models.hf import GSACache, GSAConfig, GSAForCausalLM, GSAModel
+    from gsa.models.hf.cache import GSACache
+    from gsa.models.hf.config import GSAConfig
+    from gsa.models.hf.modeling import GSAForCausalLM, GSAModel
 
 __version__ = "0.1.0"
 __all__ = [
@@ -30,14 +32,18 @@ __all__ = [
 # Imported when first asked for: `import gsa` itself needs neither torch nor transformers.
 _LAZY = {
     **dict.fromkeys(("LM", "ModelConfig", "ModelState", "preset", "presets"), "gsa.models"),
-    **dict.fromkeys(("GSACache", "GSAConfig", "GSAForCausalLM", "GSAModel"), "gsa.models.hf"),
+    "GSACache": "gsa.models.hf.cache",
+    "GSAConfig": "gsa.models.hf.config",
+    **dict.fromkeys(("GSAForCausalLM", "GSAModel"), "gsa.models.hf.modeling"),
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        return getattr(import_module(_LAZY[name]), name)
-    raise AttributeError(f"module 'gsa' has no attribute {name!r}")
+    if name not in _LAZY:
+        raise AttributeError(f"module 'gsa' has no attribute {name!r}")
+    if name.startswith("GSA"):
+        register_models()
+    return getattr(import_module(_LAZY[name]), name)
 
 
-register_with_transformers()
+register_config()

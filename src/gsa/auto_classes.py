@@ -3,33 +3,37 @@
 from __future__ import annotations
 
 import sys
+from functools import cache
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-_CONFIGS, _MODELS = "transformers.models.auto.configuration_auto", "transformers.models.auto.modeling_auto"
+_AUTO = "transformers.models.auto.configuration_auto"
 
 
-def register_with_transformers() -> None:
-    """Registers at once what is imported already, and the rest when it is imported."""
-    for name in (_CONFIGS, _MODELS):
-        if name in sys.modules:
-            _register(name)
-        else:
-            sys.meta_path.insert(0, _Watcher(name))
+def register_config() -> None:
+    """Registers the config at once if transformers' Auto classes are imported already, else when they are."""
+    if _AUTO in sys.modules:
+        _register_config()
+    else:
+        sys.meta_path.insert(0, _Watcher())
 
 
-def _register(name: str) -> None:
+def _register_config() -> None:
     from transformers import AutoConfig
 
     from gsa.models.hf.config import GSAConfig
 
-    if name == _CONFIGS:
-        AutoConfig.register(GSAConfig.model_type, GSAConfig, exist_ok=True)
-        return
+    AutoConfig.register(GSAConfig.model_type, GSAConfig, exist_ok=True)
+
+
+@cache
+def register_models() -> None:
+    """Registers the models; a config calls this, by which Auto classes look models up."""
     from transformers import AutoModel, AutoModelForCausalLM
 
+    from gsa.models.hf.config import GSAConfig
     from gsa.models.hf.modeling import GSAForCausalLM, GSAModel
 
     AutoModel.register(GSAConfig, GSAModel, exist_ok=True)
@@ -37,19 +41,15 @@ def _register(name: str) -> None:
 
 
 class _Watcher(MetaPathFinder):
-    """Waits for one module to be imported."""
-
-    def __init__(self, name: str):
-        self.name = name
+    """Waits for the Auto classes of configs to be imported."""
 
     def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name != self.name:
+        if name != _AUTO:
             return None
-        sys.meta_path.remove(self)
         for finder in sys.meta_path:
-            spec = finder.find_spec(name, path, target) if hasattr(finder, "find_spec") else None
+            spec = finder.find_spec(name, path, target) if finder is not self else None
             if spec is not None and spec.loader is not None:
-                spec.loader = _Registering(spec.loader, name)
+                spec.loader = _Registering(spec.loader, self)
                 return spec
         return None
 
@@ -57,14 +57,16 @@ class _Watcher(MetaPathFinder):
 class _Registering(Loader):
     """A module's own loader, with the registration behind it."""
 
-    def __init__(self, loader: Any, name: str):
-        self.loader, self.name = loader, name
+    def __init__(self, loader: Any, watcher: _Watcher):
+        self.loader, self.watcher = loader, watcher
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self.loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
+        if self.watcher in sys.meta_path:
+            sys.meta_path.remove(self.watcher)
         if module.__spec__ is not None:
             module.__spec__.loader = module.__loader__ = self.loader
         self.loader.exec_module(module)
-        _register(self.name)
+        _register_config()

@@ -102,9 +102,7 @@ def measure(lengths: list[int], mixers: list[str], rounds: int, progress: bool) 
                 status.update(f"peak memory, {name}, T = {T}")
                 setting = {"mixer": name, "T": T, "threads": threads}
                 peak = measured_alone("gsa.bench.train:memory_of_step", setting)["peak"] if measurable() else None
-                rows.append(
-                    Row(name, T, sizes[name], best[name], T / best[name], best["attention"] / best[name], peak)
-                )
+                rows.append(Row(name, T, sizes[name], best[name], T / best[name], best["attention"] / best[name], peak))
     return {
         "threads": threads,
         "torch": torch.__version__,

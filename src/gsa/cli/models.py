@@ -33,7 +33,9 @@ def import_(path: str, out: str) -> None:
 
     done = import_checkpoint(path, out)
     beside = f", with {', '.join(done.copied)}" if done.copied else ""
-    print(f"{done.kind}: {done.parameters / 1e6:.1f}M parameters, {done.config.num_hidden_layers} layers -> {out}{beside}")
+    print(
+        f"{done.kind}: {done.parameters / 1e6:.1f}M parameters, {done.config.num_hidden_layers} layers -> {out}{beside}"
+    )
 
 
 def _names() -> list[str]:
@@ -51,7 +53,7 @@ def describe(name: str) -> dict[str, Any]:
     config = preset(name)
     with torch.device("meta"):
         model = LM(config)
-    blocks = sum(1 if block.mlp is not None else 0.5 for block in model.model.layers)
+    blocks = sum(1.0 if block.mlp is not None else 0.5 for block in model.model.layers)
     state = model.state_size
     return {
         "name": name,

@@ -26,7 +26,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, window: int | None, seen: Tensor | N
         return q.new_zeros(q.shape)
     if window is None and S == T and seen is None:
         return _sdpa(q, k, v, causal=True)
-    if window is not None and T > window:
+    if window is not None and window < T:
         return _blocks(q, k, v, window, seen)
     distance = torch.arange(S - T, S, device=q.device)[:, None] - torch.arange(S, device=q.device)
     allowed = distance >= 0
@@ -125,9 +125,7 @@ def _(
 def _pieces(cu_queries: Tensor, cu_keys: Tensor) -> list[tuple[slice, slice]]:
     """Where each sequence that has queries lies among queries and among keys."""
     a, b = cu_queries.tolist(), cu_keys.tolist()
-    return [
-        (slice(a[n], a[n + 1]), slice(b[n], b[n + 1])) for n in range(len(a) - 1) if a[n + 1] > a[n]
-    ]
+    return [(slice(a[n], a[n + 1]), slice(b[n], b[n + 1])) for n in range(len(a) - 1) if a[n + 1] > a[n]]
 
 
 def _save(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[object, ...], output: Tensor) -> None:
@@ -144,9 +142,7 @@ def _backward(ctx: torch.autograd.function.FunctionCtx, grad: Tensor) -> tuple[T
 _packed_attention.register_autograd(_backward, setup_context=_save)
 
 
-def attend_packed(
-    q: Tensor, k: Tensor, v: Tensor, cu_queries: Tensor, cu_keys: Tensor, window: int | None
-) -> Tensor:
+def attend_packed(q: Tensor, k: Tensor, v: Tensor, cu_queries: Tensor, cu_keys: Tensor, window: int | None) -> Tensor:
     """The same for sequences end to end: q [T, HQ, K], k and v [S, H, K], borders [N+1] among queries and keys.
 
     One sequence after the other, each without a mask; the backward pass computes the attention again.

@@ -15,6 +15,7 @@ from gsa.mixers.attend import attend, attend_packed
 from gsa.mixers.base import Mixer, State
 from gsa.mixers.layout import Layout
 from gsa.mixers.options import divides, number
+from gsa.mixers.parts import RMSNorm
 from gsa.mixers.rotary import RotaryOptions
 
 
@@ -56,7 +57,7 @@ class AttentionOptions(RotaryOptions):
         return self.heads if self.num_key_value_heads is None else self.num_key_value_heads
 
     @property
-    def width(self) -> int:
+    def key_width(self) -> int:
         return self.hidden_size // self.heads if self.head_dim is None else self.head_dim
 
 
@@ -71,21 +72,19 @@ class Attention(Mixer):
 
     def __init__(self, options: AttentionOptions):
         super().__init__(options)
-        D, K, bias = options.hidden_size, options.width, options.qkv_bias
+        D, K, bias = options.hidden_size, options.key_width, options.qkv_bias
         self.q_proj = nn.Linear(D, options.heads * K, bias=bias)
         self.k_proj = nn.Linear(D, options.kv_heads * K, bias=bias)
         self.v_proj = nn.Linear(D, options.kv_heads * K, bias=bias)
         self.o_proj = nn.Linear(options.heads * K, D, bias=False)
         if options.qk_norm:
             eps = options.rms_norm_eps if options.qk_norm_eps is None else options.qk_norm_eps
-            self.q_norm = nn.RMSNorm(K, eps=eps)
-            self.k_norm = nn.RMSNorm(K, eps=eps)
+            self.q_norm = RMSNorm(K, eps)
+            self.k_norm = RMSNorm(K, eps)
 
     def mix(self, x: Tensor, state: State | None, layout: Layout, keep: bool = True) -> tuple[Tensor, State | None]:
         options = self.options
-        q, k, v = (
-            proj(x).unflatten(-1, (-1, options.width)) for proj in (self.q_proj, self.k_proj, self.v_proj)
-        )
+        q, k, v = (proj(x).unflatten(-1, (-1, options.key_width)) for proj in (self.q_proj, self.k_proj, self.v_proj))
         if options.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k, _ = options.turn(q, k, state, layout)
@@ -101,8 +100,8 @@ class Attention(Mixer):
         return y, {"k": self._kept(k), "v": self._kept(v), "position": now} if keep else None
 
     def _kept(self, x: Tensor) -> Tensor:
-        """The keys or values that a later token can still see."""
-        return x if self.options.window is None else x[:, max(x.shape[1] - self.options.window + 1, 0) :]
+        """The keys or values that a later token can still see; a copy, since a view would keep the others too."""
+        return x if self.options.window is None else x[:, max(x.shape[1] - self.options.window + 1, 0) :].clone()
 
     def _packed(
         self, q: Tensor, k: Tensor, v: Tensor, state: State | None, layout: Layout, keep: bool
@@ -121,14 +120,14 @@ class Attention(Mixer):
 
     def init_state(self, batch_size: int) -> State:
         options, weight = self.options, self.o_proj.weight
-        empty = weight.new_zeros(batch_size, 0, options.kv_heads, options.width)
+        empty = weight.new_zeros(batch_size, 0, options.kv_heads, options.key_width)
         position = torch.zeros(batch_size, dtype=torch.int64, device=weight.device)
         return {"k": empty, "v": empty.clone(), "position": position}
 
     @property
     def state_size(self) -> int | None:
         options = self.options
-        return None if options.window is None else 2 * (options.window - 1) * options.kv_heads * options.width
+        return None if options.window is None else 2 * (options.window - 1) * options.kv_heads * options.key_width
 
 
 def _joined(state: State, k: Tensor, v: Tensor, layout: Layout) -> tuple[Tensor, Tensor, Tensor]:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from gsa.errors import GSAError
-from gsa.mixers.layout import Layout, layout_of, padding_of
+from gsa.mixers.layout import Layout, describe, layout_of, padding_of
 from gsa.mixers.options import check, number
 
 State = dict[str, Tensor]
@@ -42,6 +43,8 @@ class Mixer(nn.Module, ABC):
     """A token mixer: x [B, T, D] to y [B, T, D], with a state that carries the sequence on."""
 
     Options: ClassVar[type[Options]]
+    o_proj: nn.Linear
+    """The last matrix, back to the model width."""
     with_mlp: ClassVar[bool] = True
     """Whether a block has an MLP behind this mixer."""
 
@@ -63,13 +66,13 @@ class Mixer(nn.Module, ABC):
         padding = padding_of(mask, x, cu_seqlens, name)
         if padding is None:
             layout = layout_of(x, cu_seqlens, name)
-            self._check_state(state, layout.sequences)
+            self.check_state(state, layout.sequences)
             return self.mix(x, state, layout)
-        self._check_state(state, x.shape[0])
+        self.check_state(state, x.shape[0])
         packed = padding.pack(x)
         layout = Layout(1, packed.shape[1], x.device, padding.cu_seqlens)
         y, after = self.mix(packed, self.grown(state, padding.extra), layout)
-        return padding.unpack(y), shrunk(after, padding.rows)
+        return padding.unpack(y), None if after is None else shrunk(after, padding.rows)
 
     @abstractmethod
     def mix(self, x: Tensor, state: State | None, layout: Layout, keep: bool = True) -> tuple[Tensor, State | None]:
@@ -99,32 +102,38 @@ class Mixer(nn.Module, ABC):
 
     def _check(self, x: Tensor, name: str) -> None:
         width = self.options.hidden_size
-        if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[2] != width:
-            got = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
-            raise GSAError(f"{name}: x must be a tensor [B, T, D] with D = {width}, got {got}")
+        if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[2] != width or not x.is_floating_point():
+            raise GSAError(f"{name}: x must be a floating tensor [B, T, D] with D = {width}, got {describe(x)}")
 
-    def _check_state(self, state: State | None, sequences: int) -> None:
+    def check_state(self, state: State | None, sequences: int) -> None:
+        """Raises unless this can be a state of this mixer for so many sequences."""
         if state is None:
             return
-        expected = self.init_state(0).keys()
-        if not isinstance(state, dict) or state.keys() != expected:
-            got = sorted(state) if isinstance(state, dict) else type(state).__name__
-            raise GSAError(f"{self.options.mixer}: state must hold {', '.join(expected)}, got {got}")
-        for name, x in state.items():
+        name, expected = self.options.mixer, self._fresh
+        if not isinstance(state, dict) or state.keys() != expected.keys():
+            got = ", ".join(state) if isinstance(state, dict) else type(state).__name__
+            raise GSAError(f"{name}: state must hold {', '.join(expected)}, got {got}")
+        for key, shape in expected.items():
+            x = state[key]
+            if (
+                not isinstance(x, Tensor)
+                or x.dim() != len(shape)
+                or any(have != want for have, want in zip(x.shape[1:], shape[1:], strict=True) if want)
+            ):
+                sizes = ", ".join(["N", *(str(size or "time") for size in shape[1:])])
+                raise GSAError(f"{name}: state[{key!r}] must be a tensor [{sizes}], got {describe(x)}")
             if x.shape[0] != sequences:
-                raise GSAError(
-                    f"{self.options.mixer}: state[{name!r}] is of {x.shape[0]} sequences, there are {sequences}"
-                )
+                raise GSAError(f"{name}: state[{key!r}] is of {x.shape[0]} sequences, there are {sequences}")
 
-    def _like(self) -> dict[str, Any]:
-        """Device and dtype for tensors of a fresh state."""
-        weight = next(self.parameters())
-        return {"device": weight.device, "dtype": weight.dtype}
+    @cached_property
+    def _fresh(self) -> dict[str, torch.Size]:
+        """Shapes of the tensors of a state; a size of 0 is one that grows."""
+        return {key: x.shape for key, x in self.init_state(0).items()}
 
 
-def shrunk(state: State | None, count: int) -> State | None:
+def shrunk(state: State, count: int) -> State:
     """The first so many sequences of a state."""
-    return None if state is None else {name: x[:count] for name, x in state.items()}
+    return {name: x[:count] for name, x in state.items()}
 
 
 def _cat_ragged(x: Tensor, extra: Tensor) -> Tensor:

@@ -83,15 +83,20 @@ class ShortConvolution(nn.Module):
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
-    def forward(self, x: Tensor, state: Tensor | None, layout: Layout, keep: bool = True) -> tuple[Tensor, Tensor | None]:
+    def forward(
+        self, x: Tensor, state: Tensor | None, layout: Layout, keep: bool = True
+    ) -> tuple[Tensor, Tensor | None]:
         """y [B, T, C] and the last inputs of each sequence [N, size-1, C]."""
         before = self.size - 1
         past = x.new_zeros(layout.sequences, before, self.channels) if state is None else state.to(x.dtype)
         if layout.packed:
             return self._packed(x, past, layout, keep)
+        if x.shape[1] == 0:
+            return x, past if keep else None
         stream = torch.cat([past, x], 1)
+        # The state is a copy: a view would keep all of the inputs.
         y = F.conv1d(stream.transpose(1, 2), self.weight, self.bias, groups=self.channels).transpose(1, 2)
-        return self.activation(y), stream[:, stream.shape[1] - before :] if keep else None
+        return self.activation(y), stream[:, stream.shape[1] - before :].clone() if keep else None
 
     def _packed(self, x: Tensor, past: Tensor, layout: Layout, keep: bool) -> tuple[Tensor, Tensor | None]:
         """Each tap reads the token so far back, or the state where the sequence does not reach so far."""
@@ -109,11 +114,11 @@ class ShortConvolution(nn.Module):
         after = None
         if keep:
             ends = layout.lengths().cumsum(0)[:, None]
-            back = torch.arange(before, 0, -1, device=x.device)[None]
+            ago = torch.arange(before, 0, -1, device=x.device)[None]
             lengths = layout.lengths()[:, None]
             rows = torch.arange(past.shape[0], device=x.device)[:, None]
             source = torch.where(
-                lengths >= back, ends - back + past.shape[0] * before, rows * before + before + lengths - back
+                lengths >= ago, ends - ago + past.shape[0] * before, rows * before + before + lengths - ago
             )
             after = memory[source]
         return self.activation(y)[None], after

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from gsa.mixers.base import State
+from gsa.mixers.base import Mixer, State
 from gsa.mixers.heads import HeadMixer, HeadOptions
 from gsa.mixers.layout import Layout
 from gsa.mixers.options import number
@@ -87,6 +87,6 @@ def linear_memory(
     return o, {} if memory is None else {"S": memory}
 
 
-def empty_memory(mixer: HeadMixer, heads: int, key_width: int, value_width: int, batch_size: int) -> State:
+def empty_memory(mixer: Mixer, heads: int, key_width: int, value_width: int, batch_size: int) -> State:
     weight = mixer.o_proj.weight
     return {"S": weight.new_zeros(batch_size, heads, key_width, value_width, dtype=compute_dtype(weight.dtype))}

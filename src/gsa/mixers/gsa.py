@@ -38,7 +38,7 @@ class GSAOptions(HeadOptions):
     num_slots: int = number(64, least=1)
     """Memory slots M of each key/value head."""
     gate: str = choice("data", GATES)
-    """Forget gate: from the token (`data`), learned but the same for all tokens (`constant`), or `none`: ABC's writing."""
+    """Forget gate: from the token (`data`), learned and the same for all tokens (`constant`), or `none`, as in ABC."""
     gate_temperature: float = number(8.0, above=0)
     """tau: gates are sigmoid(logits)^(1/tau); larger forgets more slowly."""
     readout: str = choice("softmax", READOUTS)

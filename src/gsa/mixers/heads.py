@@ -15,7 +15,7 @@ from gsa.mixers.base import Mixer, State
 from gsa.mixers.convolution import ConvolutionOptions, Projections
 from gsa.mixers.layout import Layout
 from gsa.mixers.options import choice, divides, number
-from gsa.mixers.parts import ACTIVATIONS, FEATURE_MAPS, FeatureMap
+from gsa.mixers.parts import ACTIVATIONS, FEATURE_MAPS, FeatureMap, RMSNorm
 
 NORMS = ("full", "heads", "none")
 
@@ -51,8 +51,8 @@ class HeadOptions(ConvolutionOptions):
         divides(self.kv_heads, heads, self.mixer, "num_key_value_heads must divide num_attention_heads")
         for name, width in (("expand_k", self.expand_k), ("expand_v", self.expand_v)):
             total = self.hidden_size * width
-            if abs(total - round(total)) > 1e-6:
-                raise self.fail(f"{name}: {width} x hidden_size {self.hidden_size} is not a whole number")
+            if abs(total - round(total)) > 1e-6 or round(total) < 1:
+                raise self.fail(f"{name}: {width} x hidden_size {self.hidden_size} is not a whole number from 1")
             divides(heads, round(total), self.mixer, f"num_attention_heads must divide {name} x hidden_size")
 
     @property
@@ -92,7 +92,7 @@ class HeadMixer(Mixer):
             self.g_proj = nn.Linear(D, HQ * V, bias=False)
         if options.output_norm != "none":
             eps = options.rms_norm_eps if options.output_norm_eps is None else options.output_norm_eps
-            self.norm = nn.RMSNorm(V if options.output_norm == "heads" else HQ * V, eps=eps)
+            self.norm = RMSNorm(V if options.output_norm == "heads" else HQ * V, eps)
         self.feature_map = FeatureMap(options.feature_map, K)
 
     def project(self, x: Tensor, state: State | None, layout: Layout, keep: bool) -> Projected:

@@ -17,7 +17,7 @@ from gsa.mixers.convolution import ConvolutionOptions, Projections
 from gsa.mixers.gla import empty_memory, linear_memory
 from gsa.mixers.layout import Layout
 from gsa.mixers.options import divides, number
-from gsa.mixers.parts import log_forget_gate
+from gsa.mixers.parts import RMSNorm, log_forget_gate
 from gsa.ops.state import compute_dtype
 
 
@@ -61,7 +61,7 @@ class HGRN2(Mixer):
         self.projections = Projections(self, options, dict.fromkeys("qfi", D), "none")
         self.o_proj = nn.Linear(D, D, bias=False)
         eps = options.rms_norm_eps if options.output_norm_eps is None else options.output_norm_eps
-        self.norm = nn.RMSNorm(D, eps=eps)
+        self.norm = RMSNorm(D, eps)
 
     def mix(
         self, x: Tensor, state: State | None, layout: Layout, keep: bool = True, lower_bound: Tensor | None = None

@@ -50,11 +50,15 @@ def layout_of(x: Tensor, cu_seqlens: Tensor | None, operation: str) -> Layout:
     """The layout of x [B, T, ...], with cu_seqlens checked."""
     if cu_seqlens is not None:
         if not isinstance(cu_seqlens, Tensor) or cu_seqlens.dim() != 1 or cu_seqlens.dtype not in _INTEGERS:
-            raise GSAError(f"{operation}: cu_seqlens must be an int32 or int64 tensor [N+1], got {_describe(cu_seqlens)}")
+            raise GSAError(
+                f"{operation}: cu_seqlens must be an int32 or int64 tensor [N+1], got {describe(cu_seqlens)}"
+            )
         if cu_seqlens.shape[0] < 2:
             raise GSAError(f"{operation}: cu_seqlens must hold N+1 entries of N >= 1 sequences, got {len(cu_seqlens)}")
         if x.shape[0] != 1:
-            raise GSAError(f"{operation}: cu_seqlens packs sequences into a batch of 1, but there are {x.shape[0]} rows")
+            raise GSAError(
+                f"{operation}: cu_seqlens packs sequences into a batch of 1, but there are {x.shape[0]} rows"
+            )
         if not torch.compiler.is_compiling():
             borders = cu_seqlens.tolist()
             if borders[0] != 0 or borders[-1] != x.shape[1] or sorted(borders) != borders:
@@ -88,11 +92,11 @@ class Padding:
         """x [B, T, ...] as [1, tokens, ...]."""
         return x.flatten(0, 1)[self.order][None]
 
-    def unpack(self, x: Tensor) -> Tensor:
-        """x [1, tokens, ...] as [B, T, ...], zero at pads."""
+    def unpack(self, x: Tensor, fill: float = 0) -> Tensor:
+        """x [1, tokens, ...] as [B, T, ...], with `fill` at pads."""
         B, T = self.mask.shape
-        flat = x.new_zeros(B * T, *x.shape[2:]).index_copy(0, self.order, x[0])
-        return flat.unflatten(0, (B, T)) * self.mask.reshape(B, T, *[1] * (x.dim() - 2))
+        flat = x.new_full((B * T, *x.shape[2:]), fill).index_copy(0, self.order, x[0])
+        return torch.where(self.mask.reshape(B, T, *[1] * (x.dim() - 2)), flat.unflatten(0, (B, T)), fill)
 
 
 def padding_of(mask: Tensor | None, x: Tensor, cu_seqlens: Tensor | None, operation: str) -> Padding | None:
@@ -102,7 +106,9 @@ def padding_of(mask: Tensor | None, x: Tensor, cu_seqlens: Tensor | None, operat
     if cu_seqlens is not None:
         raise GSAError(f"{operation}: mask and cu_seqlens exclude each other; packed sequences have no pads")
     if not isinstance(mask, Tensor) or tuple(mask.shape) != tuple(x.shape[:2]):
-        raise GSAError(f"{operation}: mask must be a tensor [B, T] = {list(x.shape[:2])}, got {_describe(mask)}")
+        raise GSAError(f"{operation}: mask must be a tensor [B, T] = {list(x.shape[:2])}, got {describe(mask)}")
+    if mask.is_floating_point():
+        raise GSAError(f"{operation}: mask must be of bools or whole numbers, 0 at pads, got {mask.dtype}")
     mask = mask.to(device=x.device, dtype=torch.bool)
     if not torch.compiler.is_compiling() and bool(mask.all()):
         return None
@@ -112,7 +118,8 @@ def padding_of(mask: Tensor | None, x: Tensor, cu_seqlens: Tensor | None, operat
 _INTEGERS = (torch.int32, torch.int64)
 
 
-def _describe(x: object) -> str:
+def describe(x: object) -> str:
+    """What somebody passed."""
     return f"{x.dtype} {list(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
 
 

@@ -40,8 +40,8 @@ class MambaOptions(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if abs(self.hidden_size * self.expand - self.channels) > 1e-6:
-            raise self.fail(f"expand: {self.expand} x hidden_size {self.hidden_size} is not a whole number")
+        if abs(self.hidden_size * self.expand - self.channels) > 1e-6 or self.channels < 1:
+            raise self.fail(f"expand: {self.expand} x hidden_size {self.hidden_size} is not a whole number from 1")
 
     @property
     def channels(self) -> int:

@@ -1,4 +1,4 @@
-"""Options of mixers: dataclasses whose fields are checked by type, range and choice, with errors that name the field."""
+"""Options as dataclasses: fields are checked by type, range and choice, and errors name them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def number(default: Any = ..., *, least: float | None = None, above: float | Non
 
 def check(options: Any, what: str) -> None:
     """Raises GSAError for the first field of a dataclass whose value has the wrong type or lies outside its limits."""
-    allowed, limits = _types(type(options)), _limits(type(options))
+    kind: Any = type(options)
+    allowed, limits = _types(kind), _limits(kind)
     for entry in fields(options):
         value = getattr(options, entry.name)
         _check(value, allowed[entry.name], limits[entry.name], f"{what}: {entry.name}")
@@ -55,7 +56,7 @@ _NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: 
 
 
 @cache
-def _types(options: type) -> dict[str, tuple[type, ...]]:
+def _types(options: type[Any]) -> dict[str, tuple[type, ...]]:
     """The types each field may have."""
     hints = typing.get_type_hints(options)
     unions = (types.UnionType, typing.Union)
@@ -75,6 +76,11 @@ def _limits(options: type) -> dict[str, dict[str, Any]]:
         for name, entry in getattr(base, "__dataclass_fields__", {}).items():
             found[name] = {**found.get(name, {}), **entry.metadata}
     return found
+
+
+def choices(options: Any, name: str) -> tuple[str, ...]:
+    """The names that a field takes; empty if it is not of that kind."""
+    return _limits(options).get(name, {}).get("names", ())
 
 
 def divides(part: int, whole: int, what: str, names: str) -> None:

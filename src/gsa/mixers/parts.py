@@ -1,4 +1,4 @@
-"""Pieces that mixers share: activations, feature maps, forget gates, rotary positions.
+"""Pieces that mixers share: norms, activations, feature maps, forget gates, rotary positions.
 
 Shape letters: B batch, T time, H heads, K width of a head.
 """
@@ -48,6 +48,22 @@ class FeatureMap(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.activation(x if self.layer is None else self.layer(x))
+
+
+class RMSNorm(nn.Module):
+    """x over the root of its mean square, times a weight; computed in fp32 at least, in any mix of dtypes."""
+
+    def __init__(self, width: int, eps: float):
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.to(compute_dtype(x.dtype))
+        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps) * self.weight).to(x.dtype)
+
+    def extra_repr(self) -> str:
+        return f"{self.weight.shape[0]}, eps={self.eps}"
 
 
 def log_forget_gate(logits: Tensor, temperature: float) -> Tensor:

@@ -16,6 +16,7 @@ from gsa.mixers.gla import GatedLinearAttention
 from gsa.mixers.gsa import GatedSlotAttention
 from gsa.mixers.hgrn2 import HGRN2
 from gsa.mixers.mamba import Mamba
+from gsa.mixers.options import choices
 from gsa.mixers.retention import SUPRA, LinearAttention, Retention
 
 MIXERS: dict[str, type[Mixer]] = {
@@ -70,7 +71,7 @@ def suggestion(name: str, known: Any) -> str:
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
-_ITEM = re.compile(r"\s*(?P<name>\w+)\s*(?:\((?P<options>[^()]*)\))?\s*(?:\*\s*(?P<count>\d+))?\s*")
+_ITEM = re.compile(r"\s*(?P<name>\w+)\s*(?:\((?P<options>[^()]*)\))?\s*(?:\*\s*(?P<count>\d{1,6}))?\s*")
 
 
 def pattern(text: str) -> list[tuple[str, dict[str, Any]]]:
@@ -91,22 +92,26 @@ def pattern(text: str) -> list[tuple[str, dict[str, Any]]]:
         count = int(match["count"] or 1)
         if count < 1:
             raise GSAError(f"mixer: {item.strip()!r} repeats {count} times, expected at least 1")
-        layers += [(match["name"], _options(match["options"] or "", item))] * count
+        layers += [(match["name"], _options(match["name"], match["options"] or "", item))] * count
     return layers
 
 
-def _options(text: str, item: str) -> dict[str, Any]:
-    options = {}
+def _options(mixer: str, text: str, item: str) -> dict[str, Any]:
+    options: dict[str, Any] = {}
     for assignment in filter(None, (part.strip() for part in text.split(","))):
         name, equals, value = (part.strip() for part in assignment.partition("="))
         if not (name and equals and value):
             raise GSAError(f"mixer: cannot read {assignment!r} in {item.strip()!r}; expected option=value")
-        options[name] = _value(value)
+        if name in options:
+            raise GSAError(f"mixer: {name!r} comes twice in {item.strip()!r}")
+        options[name] = _value(value, choices(mixer_class(mixer).Options, name))
     return options
 
 
-def _value(text: str) -> Any:
+def _value(text: str, names: tuple[str, ...]) -> Any:
     words = {"none": None, "null": None, "true": True, "false": False}
+    if text in names:
+        return text  # "none" is a name among others there
     if text.lower() in words:
         return words[text.lower()]
     try:

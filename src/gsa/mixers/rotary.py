@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -20,12 +21,21 @@ class RotaryOptions(Options):
     rope_theta: float = number(10000.0, least=0)
     """Base of the rotary frequencies; 0 for no rotary embedding."""
 
+    if TYPE_CHECKING:
+
+        @property
+        def key_width(self) -> int:
+            """Of one head."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rope_theta and self.key_width % 2:
+            raise self.fail(f"rope_theta: rotary positions need heads of even width, got {self.key_width}; 0 for none")
+
     def turn(self, q: Tensor, k: Tensor, state: State | None, layout: Layout) -> tuple[Tensor, Tensor, State]:
         """q and k turned, and the count of tokens after them."""
         if not self.rope_theta:
             return q, k, {}
-        if q.shape[-1] % 2:
-            raise self.fail(f"rope_theta: rotary embedding needs heads of even width, got {q.shape[-1]}")
         start = None if state is None else state["position"]
         positions = layout.positions(start)
         after = layout.lengths() if start is None else layout.lengths() + start

@@ -5,8 +5,8 @@ Shape letters: B batch, T time, D model width, L layers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from gsa.mixers.base import Mixer, Options, State, shrunk
 from gsa.mixers.hgrn2 import HGRN2, lower_bounds
 from gsa.mixers.layout import Layout, layout_of, padding_of
+from gsa.mixers.parts import RMSNorm
 from gsa.mixers.registry import mixer_class
 from gsa.models.config import ModelConfig
 from gsa.models.state import ModelState
@@ -40,13 +41,12 @@ class Block(nn.Module):
     def __init__(self, config: ModelConfig, options: Options):
         super().__init__()
         kind = mixer_class(options.mixer)
-        self.mixer_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.mixer_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mixer: Mixer = kind(options)
         self.mlp: SwiGLU | None = None
         if kind.with_mlp:
-            assert config.intermediate_size is not None
-            self.mlp_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-            self.mlp = SwiGLU(config.hidden_size, config.intermediate_size)
+            self.mlp_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+            self.mlp = SwiGLU(config.hidden_size, config.mlp_width)
         # Names that Hugging Face's gradient_checkpointing_enable() looks for.
         self.gradient_checkpointing = False
         self._gradient_checkpointing_func: Any = checkpoint
@@ -70,8 +70,27 @@ class Block(nn.Module):
         return x, state
 
 
+class Blocks(nn.ModuleList):
+    """The blocks of a model."""
+
+    def __iter__(self) -> Iterator[Block]:
+        return cast("Iterator[Block]", super().__iter__())
+
+
+class Parts(Protocol):
+    """What `build` gives to a module and `run` goes through; HGRN2's layers also share `lower_bounds`."""
+
+    embeddings: nn.Embedding
+    layers: Blocks
+    norm: RMSNorm
+
+
 class Backbone(nn.Module):
-    """Tokens [B, T] or embeddings [B, T, D] to features [B, T, D], and the state of every layer."""
+    """Tokens [B, T] to features [B, T, D], and the state of every layer."""
+
+    embeddings: nn.Embedding
+    layers: Blocks
+    norm: RMSNorm
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -79,29 +98,29 @@ class Backbone(nn.Module):
 
     def forward(
         self,
-        ids: Tensor | None,
+        ids: Tensor,
         state: ModelState | None = None,
         *,
-        embeddings: Tensor | None = None,
         mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         keep: bool = True,
     ) -> tuple[Tensor, ModelState | None]:
-        x = self.embeddings(ids) if embeddings is None else embeddings
-        return run(self, x, state, mask, cu_seqlens, keep)
+        return run(self, self.embeddings(ids), state, mask, cu_seqlens, keep)
 
 
-def build(module: nn.Module, config: ModelConfig) -> None:
-    """Gives a module the parts of a backbone: embeddings, layers, norm, and the bounds that HGRN2's layers share."""
+def build(module: Parts, config: ModelConfig) -> None:
+    """Gives a module the parts of a backbone."""
     module.embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
-    module.layers = nn.ModuleList(Block(config, options) for options in config.layers)
-    module.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+    module.layers = Blocks(Block(config, options) for options in config.layers)
+    module.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
     if any(_is_bounded(block) for block in module.layers):
-        module.lower_bounds = nn.Parameter(torch.zeros(config.num_hidden_layers, config.hidden_size))
+        module.lower_bounds = nn.Parameter(  # type: ignore[attr-defined]
+            torch.zeros(config.num_hidden_layers, config.hidden_size)
+        )
 
 
 def run(
-    module: nn.Module,
+    module: Parts,
     x: Tensor,
     state: ModelState | None,
     mask: Tensor | None,
@@ -118,7 +137,7 @@ def run(
         layout = Layout(1, x.shape[1], x.device, padding.cu_seqlens)
     states: Sequence[State | None] = [None] * len(module.layers) if state is None else state.layers
     bounds = lower_bounds(module.lower_bounds) if hasattr(module, "lower_bounds") else None
-    after = []
+    after: list[State] = []
     for i, (block, before) in enumerate(zip(module.layers, states, strict=True)):
         if hidden is not None:
             hidden.append(x if padding is None else padding.unpack(x))
@@ -127,7 +146,8 @@ def run(
         # The first layer's bound is 0, which is none, and whose logarithm has no derivative.
         shared = {"lower_bound": bounds[i]} if bounds is not None and i > 0 and _is_bounded(block) else {}
         x, left = block(x, before, layout, keep, shared)
-        after.append(left if padding is None else shrunk(left, padding.rows))
+        if left is not None:
+            after.append(left if padding is None else shrunk(left, padding.rows))
     x = module.norm(x)
     return x if padding is None else padding.unpack(x), ModelState(after) if keep else None
 

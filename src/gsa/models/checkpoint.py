@@ -104,6 +104,8 @@ def load_model(folder: str | Path, *, dtype: torch.dtype | None = None) -> LM:
             raise GSAError(
                 f"checkpoint {folder}: tensor {name} is {list(x.shape)}, the config asks for {list(expected[name])}"
             )
+        if not x.is_floating_point():
+            raise GSAError(f"checkpoint {folder}: tensor {name} is {x.dtype}, expected floating point")
     if dtype is not None:
         weights = {name: x.to(dtype) for name, x in weights.items()}
     model.load_state_dict(weights, strict=False, assign=True)
@@ -152,12 +154,30 @@ def load_weights(folder: str | Path) -> dict[str, Tensor]:
             if Path(name).name != name or not name.endswith(".safetensors"):
                 raise GSAError(f"{folder / INDEX}: {name!r} is not the name of a safetensors file beside the index")
     elif not (folder / WEIGHTS).exists():
+        pickled = [path.name for path in sorted(folder.glob("*.bin"))]
+        if pickled:
+            raise GSAError(
+                f"{folder}: {', '.join(pickled)} are pickled weights, which are not read; save as safetensors"
+            )
         raise GSAError(f"{folder}: there is neither {WEIGHTS} nor {INDEX}")
     weights: dict[str, Tensor] = {}
     for name in names:
-        try:
-            with safe_open(folder / name, framework="pt") as file:
-                weights |= {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  (not a dict)
-        except (SafetensorError, OSError) as error:
-            raise GSAError(f"{folder / name}: not a whole safetensors file: {error}") from None
+        with _opened(folder / name) as file:
+            weights |= {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  (not a dict)
     return weights
+
+
+def check_files(folder: str | Path) -> None:
+    """Raises for the first safetensors file of a folder that is not whole."""
+    for path in sorted(Path(folder).glob("*.safetensors")):
+        with _opened(path):
+            pass
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except (SafetensorError, OSError) as error:
+        raise GSAError(f"{path}: not a whole safetensors file: {error}") from None

@@ -82,11 +82,14 @@ class ModelConfig:
         for name in self.option_names():
             if getattr(self, name) is not None and name not in used:
                 raise GSAError(f"config: {name} is not an option of mixer {self.mixer!r}, and would do nothing")
-        if any(mixer_class(options.mixer).with_mlp for options in self.layers):
-            if self.intermediate_size is None:
-                object.__setattr__(self, "intermediate_size", -(-self.hidden_size * 8 // 3 // 256) * 256)
-        elif self.intermediate_size is not None:
+        with_mlp = any(mixer_class(options.mixer).with_mlp for options in self.layers)
+        if self.intermediate_size is not None and not with_mlp:
             raise GSAError(f"config: intermediate_size: blocks of mixer {self.mixer!r} have no MLP")
+
+    @property
+    def mlp_width(self) -> int:
+        """Width of the MLPs: `intermediate_size`, or what stands for it."""
+        return self.intermediate_size or -(-self.hidden_size * 8 // 3 // 256) * 256
 
     @cached_property
     def layers(self) -> tuple[Options, ...]:
@@ -94,17 +97,19 @@ class ModelConfig:
         period = pattern(self.mixer)
         if len(period) > self.num_hidden_layers:
             raise GSAError(
-                f"config: mixer {self.mixer!r} names {len(period)} layers, num_hidden_layers is {self.num_hidden_layers}"
+                f"config: mixer {self.mixer!r} names {len(period)} layers, there are {self.num_hidden_layers} "
+                "(num_hidden_layers)"
             )
-        shared = {name: getattr(self, name) for name in ("hidden_size", "rms_norm_eps", *self.option_names())}
+        everywhere = ("hidden_size", "rms_norm_eps")
+        shared = {name: getattr(self, name) for name in (*everywhere, *self.option_names())}
         layers = []
         for name, own in period:
-            for option in own:
-                if option in ("hidden_size", "rms_norm_eps") or option not in option_names(name):
-                    mixer_options(name, {"hidden_size": self.hidden_size, option: own[option]})
+            for option in everywhere:
+                if option in own:
                     raise GSAError(f"config: {option} is the same for all layers and cannot be set in a pattern")
-            known = {key: value for key, value in {**shared, **own}.items() if key in option_names(name)}
-            layers.append(mixer_options(name, {key: value for key, value in known.items() if value is not None}))
+            known = option_names(name)
+            given = {key: value for key, value in shared.items() if key in known and value is not None}
+            layers.append(mixer_options(name, {**given, **own}))
         return tuple(layers[i % len(layers)] for i in range(self.num_hidden_layers))
 
     @classmethod

@@ -1,7 +1,7 @@
 """Checkpoints of flash-linear-attention (FLA): their config and tensors in our names, or a refusal that names a field.
 
-Names and meanings are those of FLA 0.6. Where its layers ignore a field, so do we; where a field has a fixed value in the
-code (the epsilon of some norms, GLA's temperature), it becomes a field of ours.
+Names and meanings are those of FLA 0.6. Where its layers ignore a field, so do we; what is fixed in its code (the
+epsilon of some norms, GLA's temperature) becomes a field of ours.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class _Reader:
 def convert_config(fields: Fields) -> ModelConfig:
     """The config of a FLA checkpoint as ours."""
     kind = fields.get("model_type")
-    if kind not in _KINDS:
+    if not isinstance(kind, str) or kind not in _KINDS:
         raise GSAError(f"import: model_type is {kind!r}, expected one of {', '.join(_KINDS)}")
     reader = _Reader(fields, kind)
     reader.must_be("hidden_act", "swish")
@@ -122,9 +122,7 @@ def convert_config(fields: Fields) -> ModelConfig:
     inner = reader.count("intermediate_size", None)
     ratio = reader.get("hidden_ratio", int, 2 if kind == "retnet" and "hidden_ratio" not in fields else 4)
     options = _KINDS[kind](reader)
-    mixer = {"transformer": "attention"}.get(kind, kind)
-    if kind != "transformer":
-        mixer = _pattern(mixer, reader, layers)
+    mixer = "attention" if kind == "transformer" else _pattern(kind, reader, layers)
     config = ModelConfig(
         mixer=mixer,
         vocab_size=reader.count("vocab_size"),
@@ -351,9 +349,15 @@ def import_checkpoint(path: str | Path, out: str | Path) -> Imported:
     fields = read_json(path / CONFIG)
     config = convert_config(fields)
     weights = convert_weights(load_weights(path), config)
-    ids = {name: fields[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id") if fields.get(name) is not None}
+    ids = {
+        name: fields[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id") if fields.get(name) is not None
+    }
     write_model(config, weights, out, **ids)
-    beside = [file for file in sorted(path.iterdir()) if file.name in _BESIDE or re.fullmatch(r"tokenizer.*\.json", file.name)]
+    beside = [
+        file for file in sorted(path.iterdir()) if file.name in _BESIDE or re.fullmatch(r"tokenizer.*\.json", file.name)
+    ]
     for file in beside:
         (out / file.name).write_bytes(file.read_bytes())
-    return Imported(fields["model_type"], config, sum(x.numel() for x in weights.values()), [file.name for file in beside])
+    return Imported(
+        fields["model_type"], config, sum(x.numel() for x in weights.values()), [file.name for file in beside]
+    )

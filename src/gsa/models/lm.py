@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from gsa.errors import GSAError
-from gsa.models.backbone import Backbone
+from gsa.errors import GSAError, raised_by
+from gsa.models.backbone import Backbone, Blocks
 from gsa.models.config import ModelConfig
 from gsa.models.init import initialise
 from gsa.models.loss import linear_cross_entropy, next_token_labels
@@ -73,9 +73,7 @@ class LM(nn.Module):
         shifts them by one, within each sequence; -100 does not count, nor do pads.
         """
         self._check(ids, state, labels, cu_seqlens)
-        x, after = self.model(
-            ids, state, mask=mask, cu_seqlens=cu_seqlens, keep=state is not None or labels is None
-        )
+        x, after = self.model(ids, state, mask=mask, cu_seqlens=cu_seqlens, keep=state is not None or labels is None)
         if labels is None:
             return LMOutput(self.lm_head(x), None, after)
         targets = next_token_labels(labels, mask, cu_seqlens)
@@ -100,7 +98,7 @@ class LM(nn.Module):
     @property
     def gradient_checkpointing(self) -> bool:
         """Whether each block forgets its activations in training and computes them again in the pass backward."""
-        return self.model.layers[0].gradient_checkpointing
+        return all(block.gradient_checkpointing for block in self.model.layers)
 
     @gradient_checkpointing.setter
     def gradient_checkpointing(self, on: bool) -> None:
@@ -109,7 +107,7 @@ class LM(nn.Module):
 
     def _check(self, ids: Tensor, state: ModelState | None, labels: Tensor | None, cu_seqlens: Tensor | None) -> None:
         check_ids("ids", ids, self.config.vocab_size)
-        check_state(state, len(self.model.layers), ids.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1)
+        check_state(state, self.model.layers, ids.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1)
         if labels is not None and (not isinstance(labels, Tensor) or labels.shape != ids.shape):
             got = list(labels.shape) if isinstance(labels, Tensor) else type(labels).__name__
             raise GSAError(f"LM: labels must have the shape of ids {list(ids.shape)}, got {got}")
@@ -128,13 +126,14 @@ def check_ids(name: str, ids: object, vocab_size: int) -> None:
             raise GSAError(f"LM: {name} must be in 0..{vocab_size - 1} (vocab_size {vocab_size}), got {low}..{high}")
 
 
-def check_state(state: object, layers: int, sequences: int) -> None:
-    """Raises unless this is a state of such a model for so many sequences."""
-    if state is None:
+def check_state(state: object, layers: Blocks, sequences: int) -> None:
+    """Raises unless this is a state of a model with these layers for so many sequences; compiled code trusts it."""
+    if state is None or torch.compiler.is_compiling():
         return
     if not isinstance(state, ModelState):
         raise GSAError(f"LM: state must be a ModelState, got {type(state).__name__}")
-    if len(state.layers) != layers:
-        raise GSAError(f"LM: state is of a model with {len(state.layers)} layers, this one has {layers}")
-    if state.batch_size != sequences:
-        raise GSAError(f"LM: state is of {state.batch_size} sequences, there are {sequences}")
+    if len(state.layers) != len(layers):
+        raise GSAError(f"LM: state is of a model with {len(state.layers)} layers, this one has {len(layers)}")
+    for i, (block, layer) in enumerate(zip(layers, state.layers, strict=True)):
+        with raised_by(f"LM: layer {i}"):
+            block.mixer.check_state(layer, sequences)

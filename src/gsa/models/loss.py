@@ -12,6 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gsa.errors import GSAError
+from gsa.mixers.layout import padding_of
+from gsa.ops.state import compute_dtype
 
 IGNORED = -100
 PIECE = 2**22  # logits held at a time
@@ -40,50 +42,70 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, labels: Tensor, *, count: Te
         x, weight = x.to(dtype), weight.to(dtype)
     if x.dtype != weight.dtype:
         raise GSAError(f"linear_cross_entropy: x is {x.dtype}, weight is {weight.dtype}")
-    with torch.autocast(x.device.type, enabled=False):
-        x_grad, weight_grad = (torch.is_grad_enabled() and tensor.requires_grad for tensor in (x, weight))
-        return _LinearCrossEntropy.apply(x, weight, labels, x_grad, weight_grad) / count
+    x_grad, weight_grad = (torch.is_grad_enabled() and tensor.requires_grad for tensor in (x, weight))
+    return _linear_cross_entropy(x, weight, labels, x_grad, weight_grad)[0] / count
 
 
-class _LinearCrossEntropy(torch.autograd.Function):
-    """The sum over labels, with gradients computed along the way."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, labels: Tensor, needs_x: bool, needs_weight: bool
-    ) -> Tensor:
-        V, compute = weight.shape[0], torch.float64 if x.dtype == torch.float64 else torch.float32
-        total = x.new_zeros((), dtype=compute)
-        x_grad = torch.empty_like(x) if needs_x else None
-        weight_grad = torch.zeros_like(weight, dtype=compute) if needs_weight else None
-        rows = max(PIECE // V, 1)
-        for begin in range(0, x.shape[0], rows):
-            piece, target = x[begin : begin + rows], labels[begin : begin + rows]
-            counts = target != IGNORED
-            chosen = torch.where(counts, target, 0)[:, None]
-            logits = (piece @ weight.T).to(compute)
-            # log p of the target, and p - onehot, the gradient by the logits, in the logits' own memory
-            top = logits.amax(1, keepdim=True)
-            correct = logits.gather(1, chosen) - top
-            p = logits.sub_(top).exp_()
-            mass = p.sum(1, keepdim=True)
-            total = total + torch.where(counts[:, None], mass.log() - correct, 0).sum()
-            if not (needs_x or needs_weight):
-                continue
+@torch.library.custom_op("gsa::linear_cross_entropy", mutates_args=())
+def _linear_cross_entropy(
+    x: Tensor, weight: Tensor, labels: Tensor, needs_x: bool, needs_weight: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The sum over labels, and its gradients by x and weight, empty where they are not needed."""
+    total, x_grad, weight_grad = _results(x, weight, labels, needs_x, needs_weight)
+    total.zero_()
+    weight_grad.zero_()
+    for begin in range(0, x.shape[0], max(PIECE // weight.shape[0], 1)):
+        piece = slice(begin, begin + max(PIECE // weight.shape[0], 1))
+        counts = labels[piece] != IGNORED
+        chosen = torch.where(counts, labels[piece], 0)[:, None]
+        logits = (x[piece] @ weight.T).to(total.dtype)
+        # log p of the target, and p - onehot, the gradient by the logits, in the logits' own memory
+        top = logits.amax(1, keepdim=True)
+        correct = logits.gather(1, chosen) - top
+        p = logits.sub_(top).exp_()
+        mass = p.sum(1, keepdim=True)
+        total += torch.where(counts[:, None], mass.log() - correct, 0).sum()
+        if needs_x or needs_weight:
             p = p.mul_(counts[:, None] / mass)
-            p = p.scatter_add_(1, chosen, -counts[:, None].to(compute)).to(x.dtype)
-            if x_grad is not None:
-                x_grad[begin : begin + rows] = p @ weight
-            if weight_grad is not None:
-                weight_grad += p.T @ piece
-        ctx.save_for_backward(x_grad, None if weight_grad is None else weight_grad.to(weight.dtype))
-        return total
+            p = p.scatter_add_(1, chosen, -counts[:, None].to(p.dtype)).to(x.dtype)
+        if needs_x:
+            x_grad[piece] = p @ weight
+        if needs_weight:
+            weight_grad += p.T @ x[piece]
+    return total, x_grad, weight_grad
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        x_grad, weight_grad = ctx.saved_tensors
-        scaled = (None if g is None else g * grad.to(g.dtype) for g in (x_grad, weight_grad))
-        return (*scaled, None, None, None)
+
+@_linear_cross_entropy.register_fake
+def _results(
+    x: Tensor, weight: Tensor, labels: Tensor, needs_x: bool, needs_weight: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    dtype = compute_dtype(x.dtype)
+    return (
+        x.new_empty((), dtype=dtype),
+        x.new_empty(x.shape if needs_x else 0),
+        weight.new_empty(weight.shape if needs_weight else 0, dtype=dtype),  # a sum over pieces
+    )
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.needs, ctx.dtype = inputs[3:], inputs[1].dtype
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.save_for_backward(*output[1:])
+
+
+def _backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    x_grad, weight_grad = ctx.saved_tensors
+    needs_x, needs_weight = ctx.needs
+    return (
+        x_grad * grad.to(x_grad.dtype) if needs_x else None,
+        (weight_grad * grad).to(ctx.dtype) if needs_weight else None,
+        None,
+        None,
+        None,
+    )
+
+
+_linear_cross_entropy.register_autograd(_backward, setup_context=_save)
 
 
 def _liger() -> Any:
@@ -98,12 +120,13 @@ def _liger() -> Any:
 
 
 def next_token_labels(labels: Tensor, mask: Tensor | None, cu_seqlens: Tensor | None) -> Tensor:
-    """What each token should predict [B, T]: the label after it, and -100 at the ends of sequences and at pads."""
-    if mask is not None:
-        labels = torch.where(mask.to(torch.bool), labels, IGNORED)
+    """What each token should predict [B, T]: the label after it in its sequence; -100 at the ends and at pads."""
+    padding = padding_of(mask, labels, cu_seqlens, "labels")
+    if padding is not None:
+        packed = padding.pack(torch.where(padding.mask, labels, IGNORED))
+        return padding.unpack(next_token_labels(packed, None, padding.cu_seqlens), IGNORED)
     shifted = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
-    if cu_seqlens is not None:
-        ends = cu_seqlens[1:].to(torch.int64) - 1
-        ends = torch.where(ends >= 0, ends, labels.shape[1] - 1)  # empty sequences at the beginning
-        shifted = shifted.index_fill(1, ends.to(labels.device), IGNORED)
-    return shifted
+    if cu_seqlens is None or labels.shape[1] == 0:
+        return shifted
+    ends = (cu_seqlens[1:].to(device=labels.device, dtype=torch.int64) - 1) % labels.shape[1]  # -1: an empty beginning
+    return shifted.index_fill(1, ends, IGNORED)

@@ -4,6 +4,7 @@ from gsa.errors import BackendUnavailable
 from gsa.ops.api import attention_with_bounded_memory, gated_linear_attention, gated_slot_attention
 from gsa.ops.checks import check_values
 from gsa.ops.registry import backends, use_backend
+from gsa.ops.selective_scan import selective_scan
 from gsa.ops.state import BoundedMemoryState, SlotState
 from gsa.ops.step import gated_slot_attention_step
 
@@ -17,5 +18,6 @@ __all__ = [
     "gated_linear_attention",
     "gated_slot_attention",
     "gated_slot_attention_step",
+    "selective_scan",
     "use_backend",
 ]

@@ -4,7 +4,7 @@ Nothing here is optimised. Gradients come from autograd; any dtype works; autoca
 one signature: `recompute` is for those with a backward of their own, and changes nothing here.
 
 Shape letters: B batch, T time, H key/value heads, R queries per key/value head (HQ = H * R),
-K key width, V value width, M slots, N sequences.
+K key width, V value width, M slots, N sequences; of the selective scan: E channels, S states of a channel.
 """
 
 from __future__ import annotations
@@ -166,6 +166,34 @@ def attention_with_bounded_memory(
     o, last_k = _assemble(lanes, final_k, q, V, out_dtype, (H, K, M))
     last_v = torch.stack(final_v) if final_v else q.new_zeros(0, H, M, V)
     return o, BoundedMemoryState(last_k, last_v, torch.stack(final_z) if final_z else q.new_zeros(0, H, M))
+
+
+@_operation
+def selective_scan(
+    u: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    *,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Outputs [B, T, E] and final states [N, E, S] of Mamba's selective scan, token by token."""
+    dtype, out_dtype, shape = compute_dtype(u.dtype), u.dtype, u.shape
+    u, dt, A, B, C = (x.to(dtype) for x in (u, dt, A, B, C))
+
+    lanes, final = [], []
+    for n, (b, start, stop) in enumerate(sequence_bounds(shape[0], shape[1], cu_seqlens)):
+        h = torch.zeros_like(A) if initial_state is None else initial_state[n].to(dtype)
+        for t in range(start, stop):
+            # h_t = exp(dt_t A) h_{t-1} + dt_t u_t (x) B_t
+            h = (dt[b, t, :, None] * A).exp() * h + (dt[b, t] * u[b, t])[:, None] * B[b, t]
+            # y_t = h_t C_t
+            lanes.append(h @ C[b, t])
+        final.append(h)
+    y = torch.stack(lanes).reshape(shape) if lanes else u.new_zeros(shape)
+    return y.to(out_dtype), torch.stack(final) if final else A.new_zeros(0, *A.shape)
 
 
 def _assemble(

@@ -28,15 +28,15 @@ def _reference() -> Any:
 
 
 def _chunk() -> Any:
-    from gsa.ops.chunk_engine import ENGINE
+    from gsa.ops import chunk_engine
 
-    return ENGINE
+    return chunk_engine
 
 
 def _native() -> Any:
-    from gsa.ops.native.engine import ENGINE
+    from gsa.ops.native import engine
 
-    return ENGINE
+    return engine
 
 
 def _native_unavailable(device: torch.device | None) -> str | None:

@@ -87,8 +87,8 @@ class GSACache(Cache):
 
     def _no_way_back(self) -> NoReturn:
         raise GSAError(
-            "GSACache: a recurrent state cannot go back to earlier tokens, so assisted decoding and other strategies that "
-            "take tokens back are not possible; copy the cache beforehand instead"
+            "GSACache: a recurrent state cannot go back to earlier tokens, so assisted decoding and other strategies "
+            "that take tokens back are not possible; copy the cache beforehand instead"
         )
 
     @property

@@ -7,8 +7,9 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
+from gsa.auto_classes import register_models
 from gsa.errors import GSAError
-from gsa.mixers.registry import suggestion
+from gsa.mixers.registry import mixer_class, suggestion
 from gsa.models.config import ModelConfig
 
 # What transformers itself puts into configs beside fields.
@@ -34,7 +35,7 @@ class GSAConfig(PreTrainedConfig):
     """
 
     model_type = "gated_slot_attention"
-    keys_to_ignore_at_inference = ("past_key_values",)
+    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012  (as transformers declares it)
 
     for _field in fields(ModelConfig):
         __annotations__[_field.name] = _field.type
@@ -51,7 +52,10 @@ class GSAConfig(PreTrainedConfig):
             if not (name.startswith("_") or name in _OF_TRANSFORMERS):
                 raise GSAError(f"GSAConfig: unknown field {name!r}{suggestion(name, self.__annotations__)}")
         super().__post_init__(**kwargs)
-        self.intermediate_size = self.to_model_config().intermediate_size
+        config = self.to_model_config()
+        if any(mixer_class(options.mixer).with_mlp for options in config.layers):
+            self.intermediate_size = config.mlp_width
+        register_models()  # here, since by a config they are looked up
 
     def to_model_config(self) -> ModelConfig:
         """The same without what belongs to transformers."""

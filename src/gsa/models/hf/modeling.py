@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import Cache, GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 from gsa.errors import GSAError
-from gsa.models.backbone import build, run
+from gsa.mixers.parts import RMSNorm
+from gsa.models.backbone import Blocks, build, run
+from gsa.models.checkpoint import check_files
 from gsa.models.hf.cache import GSACache
 from gsa.models.hf.config import GSAConfig
 from gsa.models.init import initialise
@@ -27,8 +29,8 @@ class GSAPreTrainedModel(PreTrainedModel):
     supports_gradient_checkpointing = True
     accepts_loss_kwargs = True
     _input_embed_layer = "embeddings"
-    _no_split_modules = ("Block",)
-    _skip_keys_device_placement = ("past_key_values",)
+    _no_split_modules = ["Block"]  # noqa: RUF012  (here and below: as transformers declares it)
+    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
     _is_stateful = True  # no way back to earlier tokens
     _supports_sdpa = True
     _can_compile_fullgraph = True
@@ -36,27 +38,52 @@ class GSAPreTrainedModel(PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         initialise(module, self.config.to_model_config())
 
+    def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
+        """transformers leaves out modules outside its own code that have only children; ours also scale those."""
+        parameters = list(module.parameters())
+        if parameters and all(getattr(p, "_is_hf_initialized", False) for p in parameters):
+            module._is_hf_initialized = True  # type: ignore[assignment]
+        else:
+            super()._initialize_weights(module, False)
+
     @classmethod
-    def from_pretrained(cls, *args: Any, **options: Any) -> Any:
-        """As in transformers; but weights that are missing from the checkpoint are an error, not a random start."""
-        wants_info = options.pop("output_loading_info", False)
-        model, info = super().from_pretrained(*args, output_loading_info=True, **options)
-        missing = sorted(info["missing_keys"])
-        if missing:
-            raise GSAError(f"{cls.__name__}: the checkpoint lacks {len(missing)} tensors, first {missing[0]}")
-        unexpected = sorted(info["unexpected_keys"])
-        if unexpected:
-            raise GSAError(
-                f"{cls.__name__}: the checkpoint has {len(unexpected)} tensors that the model has not, "
-                f"first {unexpected[0]}"
+    def from_pretrained(  # type: ignore[override]
+        cls,
+        path: Any,
+        *args: Any,
+        output_loading_info: bool = False,
+        ignore_mismatched_sizes: bool = False,
+        **options: Any,
+    ) -> Any:
+        """As in transformers; but tensors that are missing, too many or of another shape are errors that name them."""
+        try:
+            loaded: Any = super().from_pretrained(
+                path, *args, output_loading_info=True, ignore_mismatched_sizes=True, **options
             )
-        return (model, info) if wants_info else model
+        except SafetensorError as error:
+            check_files(path)
+            raise GSAError(f"{cls.__name__}: {path}: {error}") from None
+        model, info = loaded
+        for name, problem in (
+            ("missing_keys", "lacks"),
+            ("unexpected_keys", "has, but the model has not,"),
+            ("mismatched_keys", "has in another shape (name, there, here)"),
+        ):
+            found = sorted(info[name], key=str)
+            if found and not (name == "mismatched_keys" and ignore_mismatched_sizes):
+                more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+                raise GSAError(f"{cls.__name__}: the checkpoint {path} {problem} {found[0]}{more}")
+        return (model, info) if output_loading_info else model
 
 
 class GSAModel(GSAPreTrainedModel):
     """The model without its head."""
 
-    _keys_to_ignore_on_load_unexpected = (r"^lm_head\.",)
+    _keys_to_ignore_on_load_unexpected = [r"^lm_head\."]  # noqa: RUF012
+
+    embeddings: nn.Embedding
+    layers: Blocks
+    norm: RMSNorm
 
     def __init__(self, config: GSAConfig):
         super().__init__(config)
@@ -95,7 +122,7 @@ class GSAModel(GSAPreTrainedModel):
         cache = self._cache(past_key_values, use_cache, cu_seqlens)
         B, T = inputs_embeds.shape[:2]
         state = None if cache is None else cache.state
-        check_state(state, len(self.layers), B)
+        check_state(state, self.layers, B)
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         hidden: list[Tensor] | None = [] if output_hidden_states else None
@@ -103,8 +130,12 @@ class GSAModel(GSAPreTrainedModel):
         x, state = run(self, inputs_embeds, state, mask, cu_seqlens, cache is not None, hidden)
         if cache is not None and state is not None:
             cache.advance(state, T)
+        features: Any = x
+        entering: Any = hidden
         output = BaseModelOutputWithPast(
-            last_hidden_state=x, past_key_values=cache, hidden_states=None if hidden is None else (*hidden, x)
+            last_hidden_state=features,
+            past_key_values=cache,
+            hidden_states=None if hidden is None else (*entering, features),
         )
         return output if (self.config.return_dict if return_dict is None else return_dict) else output.to_tuple()
 
@@ -131,7 +162,7 @@ def _last(mask: Tensor | None, length: int) -> Tensor | None:
 class GSAForCausalLM(GSAPreTrainedModel, GenerationMixin):
     """The language model: loads and saves, generates, trains, as any other in transformers."""
 
-    _tied_weights_keys = {"lm_head.weight": "model.embeddings.weight"}  # noqa: RUF012  (as transformers declares it)
+    _tied_weights_keys = {"lm_head.weight": "model.embeddings.weight"}  # noqa: RUF012
 
     def __init__(self, config: GSAConfig):
         super().__init__(config)
@@ -170,7 +201,9 @@ class GSAForCausalLM(GSAPreTrainedModel, GenerationMixin):
             return_dict=True,
             cu_seqlens=cu_seqlens,
         )
-        x, loss, logits = outputs.last_hidden_state, None, None
+        x: Tensor = outputs.last_hidden_state
+        loss: Any = None
+        logits: Any = None
         if labels is not None:
             if labels.shape != x.shape[:2]:
                 raise GSAError(f"GSAForCausalLM: labels must be [B, T] = {list(x.shape[:2])}, got {list(labels.shape)}")
@@ -194,15 +227,38 @@ class GSAForCausalLM(GSAPreTrainedModel, GenerationMixin):
     def _supports_default_dynamic_cache(cls) -> bool:
         return False
 
-    def _prepare_cache_for_generation(
+    def _prepare_cache_for_generation(  # type: ignore[override]
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> None:
         """`generate` gets a cache of ours, before the first token, and no other."""
+        if generation_config.is_assistant:
+            raise GSAError("GSAForCausalLM: it cannot assist another model: its state cannot take tokens back")
         if generation_config.cache_implementation is not None:
             raise GSAError(
                 f"GSAForCausalLM: cache_implementation={generation_config.cache_implementation!r}: the cache of this "
                 "model is its state, which has one form (GSACache)"
             )
-        super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
-        if generation_config.use_cache and model_kwargs.get("past_key_values") is None:
+        given = model_kwargs.get("past_key_values")
+        if given is not None and not generation_config.use_cache:
+            raise GSAError("GSAForCausalLM: past_key_values with use_cache=False: a cache can only be gone on with")
+        prepare: Any = super()._prepare_cache_for_generation  # type: ignore[misc]
+        prepare(generation_config, model_kwargs, *args, **kwargs)
+        if isinstance(given, GSACache):
+            _mask_the_past(given.seen, generation_config, model_kwargs)
+        elif generation_config.use_cache:
             model_kwargs["past_key_values"] = GSACache()
+
+    def init_continuous_batching(self, *args: Any, **options: Any) -> Any:
+        raise GSAError("GSAForCausalLM: there are no pages of keys and values to batch; the state is a GSACache")
+
+
+def _mask_the_past(seen: int, generation_config: Any, model_kwargs: dict[str, Any]) -> None:
+    """Tells `generate` that there are earlier tokens when it is given new ones alone, with a mask of just these."""
+    mask = model_kwargs.get("attention_mask")
+    length = generation_config._mask_length if mask is None else mask.shape[1]
+    if length > seen:
+        return
+    if mask is None:
+        generation_config._mask_length = seen + length
+    else:
+        model_kwargs["attention_mask"] = nn.functional.pad(mask, (seen, 0), value=1)

@@ -16,7 +16,7 @@ import torch
 import gsa.ops.native
 from gsa.errors import BackendUnavailable, GSAError
 
-ABI = 2
+ABI = 3
 """Of csrc/native.h: a library with another number is a leftover of another version."""
 
 _FUNCTIONS = (
@@ -28,6 +28,8 @@ _FUNCTIONS = (
     "gsa_slot_attention",
     "gsa_slot_attention_step",
     "gsa_operator_sizes",
+    "gsa_selective_scan",
+    "gsa_selective_scan_size",
     "gsa_matvec",
     "gsa_read",
 )

@@ -1,7 +1,7 @@
 """Models by name, at the paper's sizes and at a laptop's.
 
-The paper (section 4 and appendix): 1.3B is 24 layers of width 2048, 2.7B 32 of 2560, 340M (ablations) 24 of 1024, all with
-the Mistral tokenizer's 32000 tokens. Each mixer has its heads from there, and so its state size.
+The paper (section 4 and appendix): 1.3B is 24 layers of width 2048, 2.7B 32 of 2560, 340M (ablations) 24 of 1024, all
+with the Mistral tokenizer's 32000 tokens. Each mixer has its heads from there, and so its state size.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from gsa.errors import GSAError
-from gsa.models.config import ModelConfig
 from gsa.mixers.registry import suggestion
+from gsa.models.config import ModelConfig
 
 # Size: width, layers, vocabulary, whether the head is the embedding. 340M has that many parameters only when tied.
 SIZES: dict[str, tuple[int, int, int, bool]] = {

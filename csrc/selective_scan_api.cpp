@@ -1,0 +1,55 @@
+// The C interface of the selective scan: the plan, working memory and the number of threads, then the kernels.
+#include <vector>
+
+#include "isa.h"
+#include "memory.h"
+#include "selective_scan.h"
+
+namespace gsa {
+namespace {
+
+thread_local WorkingMemory scan_memory;
+
+// Runs of sequences, so that there is work for several threads where channels are few.
+constexpr int64_t kRuns = 16;
+
+// Threads that pay: starting one costs about as much as a million operations.
+int useful_threads(int threads, double operations) {
+    const double most = operations / 1e6;
+    return threads < most ? threads : most < 1 ? 1 : static_cast<int>(most);
+}
+
+}  // namespace
+}  // namespace gsa
+
+extern "C" int gsa_selective_scan(const GsaSelectiveScan* call, int backward) {
+    using namespace gsa;
+    const GsaShape& shape = call->shape;
+    const int64_t N = shape.sequences;
+    std::vector<int64_t> first_mark(N + 1), first_token(N + 1);
+    for (int64_t n = 0; n < N; n++) {
+        const int64_t length = shape.stops[n] - shape.starts[n];
+        first_mark[n + 1] = first_mark[n] + (length + kScanChunk - 1) / kScanChunk;
+        first_token[n + 1] = first_token[n] + length;
+    }
+    const int64_t tokens = first_token[N], runs = N < 1 ? 1 : N < kRuns ? N : kRuns;
+    std::vector<int64_t> first_sequence(runs + 1, N);
+    first_sequence[0] = 0;
+    for (int64_t run = 1, n = 0; run < runs; run++) {  // about as many tokens in each
+        while (n < N && first_token[n] * runs < tokens * run) n++;
+        first_sequence[run] = n;
+    }
+    const int blocks = (call->u.width + kScanChannels - 1) / kScanChannels;
+    const ScanPlan plan{first_mark.data(), first_token.data(), first_sequence.data(), static_cast<int>(runs), blocks};
+    const double operations = static_cast<double>(tokens) * call->u.width * call->B.width * (backward ? 50 : 25);
+    const int threads = useful_threads(shape.threads, operations);
+    const ScanKernels& kernels = *isa().scan;
+    const ScanMemory size = kernels.size(*call, backward != 0, plan);
+    char* space = scan_memory.get(size.shared + size.per_thread * static_cast<size_t>(threads));
+    if (space == nullptr) return 1;
+    kernels.compute(*call, backward != 0, plan, threads, space, size);
+    scan_memory.trim();
+    return 0;
+}
+
+extern "C" int64_t gsa_selective_scan_size(void) { return sizeof(GsaSelectiveScan); }

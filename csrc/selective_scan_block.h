@@ -1,0 +1,232 @@
+// Mamba's selective scan on a chunk of tokens of a block of channels, which are the lanes of the vectors. A few states of
+// a vector of channels at a time go through all tokens of the chunk, in registers.
+#pragma once
+
+#include "chunks.h"
+#include "selective_scan.h"
+
+namespace gsa {
+namespace GSA_ISA {
+namespace {
+
+// A block's matrices have rows of kScanChannels numbers: one per token, or one per state.
+template <class T>
+struct ScanBlock {
+    static constexpr int W = Simd<T>::W;
+    static constexpr int kForwardStates = 8, kBackwardStates = 4;  // at a time: as many as registers hold
+
+    int S;
+    int padded_states;  // whole vectors, for turning
+    int lanes = 0;      // channels of this block, padded
+
+    // [tokens, channels]
+    T *u, *dt, *x;  // x = dt * u
+    T* y;           // backward: its gradient
+    // [tokens, S]
+    T *B, *C;
+    // [S, channels]
+    T *A, *h;
+    T* tile;  // for turning a few channels
+    T* rows;  // [channels, S]: A or its gradient, of another type than T
+
+    // backward
+    T *dx, *ddt;     // [tokens, channels]
+    T *dB, *dC;      // [tokens, S]: sums over the block's channels
+    T *dA, *dh;      // [S, channels]
+    T *decay, *kept; // [tokens, a few states, a vector of channels]: exp(dt A), and that times the state before
+    T *dB_lanes, *dC_lanes;  // the same shape: sums over vectors of channels
+
+    ScanBlock(Arena& arena, int S, bool backward) : S(S), padded_states(whole_vectors<T>(S)) {
+        const size_t tokens = static_cast<size_t>(kScanChunk) * kScanChannels;
+        const size_t by_state = static_cast<size_t>(kScanChunk) * S;
+        const size_t states = static_cast<size_t>(padded_states) * kScanChannels;
+        T** const common[] = {&u, &dt, &x, &y};
+        for (T** p : common) *p = arena.take<T>(tokens);
+        B = arena.take<T>(by_state);
+        C = arena.take<T>(by_state);
+        A = arena.take<T>(states);
+        h = arena.take<T>(states);
+        tile = arena.take<T>(static_cast<size_t>(W) * padded_states);
+        rows = arena.take<T>(static_cast<size_t>(kScanChannels) * S);
+        if (!backward) return;
+        dx = arena.take<T>(tokens);
+        ddt = arena.take<T>(tokens);
+        dB = arena.take<T>(by_state);
+        dC = arena.take<T>(by_state);
+        dA = arena.take<T>(states);
+        dh = arena.take<T>(states);
+        T** const few[] = {&decay, &kept, &dB_lanes, &dC_lanes};
+        for (T** p : few) *p = arena.take<T>(static_cast<size_t>(kScanChunk) * kBackwardStates * W);
+    }
+
+    // N states from s on of the vector of channels at `lane`, through `count` tokens: y (+)= C h.
+    template <int N>
+    void forward_states(int count, int lane, int s) {
+        Vec<T> state[N], rate[N];
+#pragma GCC unroll 8
+        for (int i = 0; i < N; i++) {
+            state[i] = load(h + (s + i) * kScanChannels + lane);
+            rate[i] = load(A + (s + i) * kScanChannels + lane);
+        }
+        for (int t = 0; t < count; t++) {
+            const int at = t * kScanChannels + lane;
+            const Vec<T> step = load(dt + at), input = load(x + at);
+            const T *b = B + t * S + s, *c = C + t * S + s;
+            Vec<T> out = s == 0 ? Vec<T>{} : load(y + at);
+#pragma GCC unroll 8
+            for (int i = 0; i < N; i++) {
+                state[i] = exp<T>(step * rate[i]) * state[i] + input * b[i];
+                out += state[i] * c[i];
+            }
+            store(y + at, out);
+        }
+#pragma GCC unroll 8
+        for (int i = 0; i < N; i++) store(h + (s + i) * kScanChannels + lane, state[i]);
+    }
+
+    // The same states with their gradients, first forward and then back: h stays as it is before the chunk, dh becomes
+    // its gradient. dx, ddt (+)= the part that goes through these states; the lanes of dB and dC are added to.
+    template <int N>
+    void backward_states(int count, int lane, int s) {
+        Vec<T> state[N], rate[N], drate[N];
+#pragma GCC unroll 4
+        for (int i = 0; i < N; i++) {
+            state[i] = load(h + (s + i) * kScanChannels + lane);
+            rate[i] = load(A + (s + i) * kScanChannels + lane);
+        }
+        for (int t = 0; t < count; t++) {
+            const int at = t * kScanChannels + lane;
+            const Vec<T> step = load(dt + at), input = load(x + at);
+            const T* b = B + t * S + s;
+#pragma GCC unroll 4
+            for (int i = 0; i < N; i++) {
+                const Vec<T> a = exp<T>(step * rate[i]), stays = a * state[i];
+                store(decay + (t * N + i) * W, a);
+                store(kept + (t * N + i) * W, stays);
+                state[i] = stays + input * b[i];
+            }
+        }
+#pragma GCC unroll 4
+        for (int i = 0; i < N; i++) {
+            state[i] = load(dh + (s + i) * kScanChannels + lane);  // from here on the gradient
+            drate[i] = Vec<T>{};
+        }
+        for (int t = count - 1; t >= 0; t--) {
+            const int at = t * kScanChannels + lane;
+            const Vec<T> step = load(dt + at), input = load(x + at), dout = load(y + at);
+            const T *b = B + t * S + s, *c = C + t * S + s;
+            Vec<T> dinput = s == 0 ? Vec<T>{} : load(dx + at), dstep = s == 0 ? Vec<T>{} : load(ddt + at);
+#pragma GCC unroll 4
+            for (int i = 0; i < N; i++) {
+                const int few = (t * N + i) * W;
+                const Vec<T> stays = load(kept + few), after = stays + input * b[i];
+                state[i] += dout * c[i];
+                store(dC_lanes + few, load(dC_lanes + few) + dout * after);
+                store(dB_lanes + few, load(dB_lanes + few) + state[i] * input);
+                dinput += state[i] * b[i];
+                const Vec<T> dlog = state[i] * stays;  // of dt A
+                drate[i] += dlog * step;
+                dstep += dlog * rate[i];
+                state[i] *= load(decay + few);
+            }
+            store(dx + at, dinput);
+            store(ddt + at, dstep);
+        }
+#pragma GCC unroll 4
+        for (int i = 0; i < N; i++) {
+            T* sum = dA + (s + i) * kScanChannels + lane;  // of chunks, each summed by itself: fewer digits are lost
+            store(sum, load(sum) + drate[i]);
+            store(dh + (s + i) * kScanChannels + lane, state[i]);
+        }
+    }
+
+    template <int N>
+    void forward_all_lanes(int count, int s, const Team& team) {
+        for (int lane = 0; lane < lanes; lane += W) {
+            forward_states<N>(count, lane, s);
+            team.ahead->fetch(count);
+        }
+    }
+
+    template <int N>
+    void backward_all_lanes(int count, int s, const Team& team) {
+        for (int i = 0; i < count * N * W; i++) dB_lanes[i] = dC_lanes[i] = 0;
+        for (int lane = 0; lane < lanes; lane += W) {
+            backward_states<N>(count, lane, s);
+            team.ahead->fetch(count);
+        }
+        for (int t = 0; t < count; t++)
+            for (int i = 0; i < N; i++) {
+                dB[t * S + s + i] = sum<T>(load(dB_lanes + (t * N + i) * W));
+                dC[t * S + s + i] = sum<T>(load(dC_lanes + (t * N + i) * W));
+            }
+    }
+
+    // `count` tokens: y from u, dt, B, C, with h moved on.
+    void forward(int count, const Team& team) {
+        multiply(count);
+        int s = 0;
+        for (; s + 8 <= S; s += 8) forward_all_lanes<8>(count, s, team);
+        if (s + 4 <= S) forward_all_lanes<4>(count, s, team), s += 4;
+        if (s + 2 <= S) forward_all_lanes<2>(count, s, team), s += 2;
+        if (s < S) forward_all_lanes<1>(count, s, team);
+    }
+
+    // Gradients from that of y: dx becomes that of u, ddt that of dt; dA is added to, dh moved back.
+    void backward(int count, const Team& team) {
+        multiply(count);
+        int s = 0;
+        for (; s + 4 <= S; s += 4) backward_all_lanes<4>(count, s, team);
+        if (s + 2 <= S) backward_all_lanes<2>(count, s, team), s += 2;
+        if (s < S) backward_all_lanes<1>(count, s, team);
+        each_vector(count, [&](int at) {
+            const Vec<T> dinput = load(dx + at);
+            store(ddt + at, load(ddt + at) + dinput * load(u + at));
+            store(dx + at, dinput * load(dt + at));
+        });
+    }
+
+    void multiply(int count) {
+        each_vector(count, [&](int at) { store(x + at, load(dt + at) * load(u + at)); });
+    }
+
+    template <class F>
+    void each_vector(int count, F f) {
+        for (int t = 0; t < count; t++)
+            for (int lane = 0; lane < lanes; lane += W) f(t * kScanChannels + lane);
+    }
+
+    // out [S, channels] of rows [channels, S], `row` apart; zero beyond them. Null: all zero.
+    void turn_in(const T* rows, ptrdiff_t row, int channels, T* out) {
+        if (rows == nullptr) channels = 0;
+        for (int lane = 0; lane < lanes; lane += W) {
+            if (S == padded_states && lane + W <= channels) {
+                transpose(rows + lane * row, row, S, out + lane, kScanChannels, 0, 1);
+                continue;
+            }
+            for (int i = 0; i < W; i++) {
+                const int there = lane + i < channels ? S : 0;
+                for (int s = 0; s < padded_states; s++)
+                    tile[i * padded_states + s] = s < there ? rows[(lane + i) * row + s] : T(0);
+            }
+            transpose(tile, padded_states, padded_states, out + lane, kScanChannels, 0, 1);
+        }
+    }
+
+    // The reverse. What lies beyond S in `in` may be anything.
+    void turn_out(const T* in, int channels, T* rows, ptrdiff_t row) {
+        for (int lane = 0; lane < channels; lane += W) {
+            if (S == padded_states && lane + W <= channels) {
+                transpose(in + lane, kScanChannels, W, rows + lane * row, row, 0, S / W);
+                continue;
+            }
+            transpose(in + lane, kScanChannels, W, tile, padded_states, 0, padded_states / W);
+            for (int i = 0; i < W && lane + i < channels; i++)
+                for (int s = 0; s < S; s++) rows[(lane + i) * row + s] = tile[i * padded_states + s];
+        }
+    }
+};
+
+}  // namespace
+}  // namespace GSA_ISA
+}  // namespace gsa

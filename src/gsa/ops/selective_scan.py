@@ -1,0 +1,94 @@
+"""Mamba's selective scan: arguments checked, an engine chosen, one call.
+
+Shape letters: B batch, T time, E channels, S states of a channel, N sequences (B, or the number of packed ones). B and
+C are also Mamba's names for what writes to the states and reads from them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gsa.ops.checks import Checker, _values_are_checked
+from gsa.ops.registry import engine
+from gsa.ops.state import compute_dtype
+
+
+def selective_scan(
+    u: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    *,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor | None]:
+    """Outputs y [B, T, E] of Mamba's selective scan, in the dtype of u, and the final states [N, E, S] if asked for.
+
+        h_t[e, s] = exp(dt_t[e] A[e, s]) h_{t-1}[e, s] + dt_t[e] B_t[s] u_t[e],      y_t[e] = sum_s C_t[s] h_t[e, s]
+
+    u and dt [B, T, E], A [E, S], B and C [B, T, S]. dt is at least 0, that is after the softplus, and 0 leaves the
+    states as they are; A is at most 0. The skip D * u and the gate z are the caller's. 16 and 32 bits may be mixed;
+    states are fp32, and everything is computed in it (fp64 if u is). With `cu_seqlens` [N+1], B is 1 and the sequences
+    lie end to end.
+
+    >>> u, dt = torch.randn(2, 100, 8), torch.rand(2, 100, 8)
+    >>> A, B, C = -torch.rand(8, 16), torch.randn(2, 100, 16), torch.randn(2, 100, 16)
+    >>> y, state = selective_scan(u, dt, A, B, C, output_final_state=True)
+    >>> y.shape, state.shape
+    (torch.Size([2, 100, 8]), torch.Size([2, 8, 16]))
+    """
+    check = _Checker("selective_scan")
+    check.inputs(u, dt, A, B, C)
+    N = check.sequences(u, cu_seqlens)
+    if initial_state is not None:
+        check.state("initial_state", initial_state, (N, *A.shape), "N, E, S", u)
+        initial_state = initial_state.to(compute_dtype(u.dtype))
+    y, state = engine(backend, u.device).selective_scan(
+        u, dt, A, B, C, initial_state=initial_state, cu_seqlens=cu_seqlens
+    )
+    return y, state if output_final_state else None
+
+
+class _Checker(Checker):
+    """The checks of this operation, in which u is what q is in the others."""
+
+    def tensor(self, name: str, x: object, layout: str, like: Tensor | None = None) -> Tensor:
+        found = super().tensor(name, x, layout)
+        if like is not None and found.device != like.device:
+            raise self.fail(f"{name} is on {found.device}, u is on {like.device}")
+        return found
+
+    def sequences(self, q: Tensor, cu_seqlens: Tensor | None) -> int:
+        if isinstance(cu_seqlens, Tensor) and q.shape[0] != 1:
+            raise self.fail(f"cu_seqlens packs sequences into a batch of 1, but u has {q.shape[0]} rows")
+        return super().sequences(q, cu_seqlens)
+
+    def inputs(self, u: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor) -> None:
+        self.tensor("u", u, "B, T, E")
+        self.tensor("dt", dt, "B, T, E", u)
+        self.tensor("A", A, "E, S", u)
+        self.tensor("B", B, "B, T, S", u)
+        self.tensor("C", C, "B, T, S", u)
+        for name, x in (("dt", dt), ("A", A), ("B", B), ("C", C)):
+            if x.dtype == torch.float64 and u.dtype != torch.float64:
+                raise self.fail(f"{name} is {x.dtype}, u is {u.dtype}; fp64 is computed only if u is fp64")
+        for name, x in (("dt", dt), ("B", B), ("C", C)):
+            self.same("rows", name, x.shape[0], "u", u.shape[0])
+            self.same("time steps", name, x.shape[1], "u", u.shape[1])
+        self.same("channels", "dt", dt.shape[2], "u", u.shape[2])
+        self.same("channels", "A", A.shape[0], "u", u.shape[2])
+        self.same("states", "B", B.shape[2], "A", A.shape[1])
+        self.same("states", "C", C.shape[2], "A", A.shape[1])
+        if A.numel() == 0:
+            raise self.fail(f"A must have channels and states, got {list(A.shape)}")
+        if not torch.compiler.is_compiling() and _values_are_checked():
+            highest = float(A.detach().amax())  # NaN if any is NaN
+            if not highest <= 0:
+                raise self.fail(f"A is a decay, at most 0, but its largest value is {highest}")
+            lowest = float(dt.detach().amin()) if dt.numel() else 0.0
+            if not lowest >= 0:
+                raise self.fail(f"dt is a length of time, at least 0, but its smallest value is {lowest}")

@@ -1,0 +1,127 @@
+"""Models as folders: what is written is read back, by us and by transformers; what is broken is named."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from gsa.errors import GSAError
+from gsa.models.checkpoint import load_config, load_model, save_model
+from tests.models.cases import CASES, ids, model
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_round_trip(case: str, tmp_path: Path) -> None:
+    lm = model(case)
+    save_model(lm, tmp_path / "new" / "model")
+    again = load_model(tmp_path / "new" / "model").eval()
+    assert again.config == lm.config
+    assert torch.equal(again(ids(2, 9)).logits, lm(ids(2, 9)).logits)
+    assert all(p.requires_grad for p in again.parameters())
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_transformers_reads_ours_and_we_read_theirs(tied: bool, tmp_path: Path) -> None:
+    from gsa import GSAForCausalLM
+
+    lm = model("hybrid", tie_word_embeddings=tied)
+    save_model(lm, tmp_path / "ours", eos_token_id=3)
+    theirs = GSAForCausalLM.from_pretrained(tmp_path / "ours").eval()
+    assert theirs.config.eos_token_id == 3
+    assert torch.equal(theirs(ids(2, 9)).logits, lm(ids(2, 9)).logits)
+    theirs.save_pretrained(tmp_path / "theirs", max_shard_size="20KB")
+    assert len(list((tmp_path / "theirs").glob("*.safetensors"))) > 1
+    again = load_model(tmp_path / "theirs").eval()
+    assert torch.equal(again(ids(2, 9)).logits, lm(ids(2, 9)).logits)
+
+
+def test_dtypes(tmp_path: Path) -> None:
+    save_model(model("gsa").to(torch.bfloat16), tmp_path)
+    assert load_model(tmp_path).lm_head.weight.dtype == torch.bfloat16
+    assert load_model(tmp_path, dtype=torch.float32).lm_head.weight.dtype == torch.float32
+    assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+def test_nothing_half_written_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When writing fails, an older model stays whole, and no other file is left."""
+    save_model(model("gsa"), tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def fail(weights: object, path: Path, **options: object) -> None:
+        Path(path).write_bytes(b"half")
+        raise OSError("no space left")
+
+    monkeypatch.setattr("gsa.models.checkpoint.save_file", fail)
+    with pytest.raises(OSError, match="no space left"):
+        save_model(model("gla"), tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def change_config(folder: Path, **changes: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def change_weights(folder: Path, **changes: object) -> None:
+    weights = load_file(folder / "model.safetensors")
+    for name, x in changes.items():
+        if x is None:
+            del weights[name]
+        else:
+            weights[name] = x
+    save_file(weights, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (
+            lambda d: change_config(d, num_slot=8),
+            r"config.json: config: unknown field 'num_slot' \(did you mean 'num_slots'",
+        ),
+        (lambda d: change_config(d, num_slots="8"), "config: num_slots must be a whole number"),
+        (lambda d: change_config(d, mixer="gza"), "unknown mixer 'gza'"),
+        (lambda d: change_config(d, model_type="llama"), "model_type is 'llama', expected 'gated_slot_attention'"),
+        (lambda d: (d / "config.json").write_text("{"), "config.json: not JSON"),
+        (lambda d: (d / "config.json").write_text("[]"), "config.json: expected a JSON object, got list"),
+        (lambda d: (d / "config.json").unlink(), "config.json: there is no such file"),
+        (lambda d: (d / "model.safetensors").unlink(), "there is neither model.safetensors nor"),
+        (lambda d: change_weights(d, **{"model.norm.weight": None}), "tensor model.norm.weight is missing"),
+        (lambda d: change_weights(d, extra=torch.zeros(2)), "tensor extra is not part of the model"),
+        (
+            lambda d: change_weights(d, **{"lm_head.weight": torch.zeros(3, 32)}),
+            r"tensor lm_head.weight is \[3, 32\], the config asks for \[50, 32\]",
+        ),
+        (lambda d: change_config(d, num_slots=16), r"f_proj.weight is \[16, 32\], the config asks for \[32, 32\]"),
+        (lambda d: change_config(d, num_hidden_layers=4), "tensor model.layers.3.mixer_norm.weight is missing"),
+        (lambda d: change_config(d, num_hidden_layers=2), "tensor model.layers.2.* is not part of the model"),
+        (
+            lambda d: (d / "model.safetensors").write_bytes((d / "model.safetensors").read_bytes()[:-100]),
+            "model.safetensors: not a whole safetensors file",
+        ),
+        (lambda d: (d / "model.safetensors").write_bytes(b"junk" * 100), "not a whole safetensors file"),
+        (
+            lambda d: (d / "model.safetensors.index.json").write_text(
+                '{"weight_map": {"a": "../../secret.safetensors"}}'
+            ),
+            "is not the name of a safetensors file beside the index",
+        ),
+        (lambda d: (d / "model.safetensors.index.json").write_text('{"weight_map": 3}'), "weight_map must map"),
+        (
+            lambda d: change_weights(d, **{"model.norm.weight": torch.zeros(32, dtype=torch.int64)}),
+            "norm.weight is torch.int64",
+        ),
+    ],
+)
+def test_damage_is_named(tmp_path: Path, damage: object, message: str) -> None:
+    save_model(model("gsa"), tmp_path)
+    damage(tmp_path)
+    with pytest.raises(GSAError, match=message):
+        load_model(tmp_path)
+
+
+def test_config_alone(tmp_path: Path) -> None:
+    save_model(model("hybrid"), tmp_path)
+    assert load_config(tmp_path) == model("hybrid").config

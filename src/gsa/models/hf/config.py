@@ -9,7 +9,7 @@ from transformers import PreTrainedConfig
 
 from gsa.auto_classes import register_models
 from gsa.errors import GSAError
-from gsa.mixers.registry import mixer_class, suggestion
+from gsa.mixers.registry import suggestion
 from gsa.models.config import ModelConfig
 
 # What transformers itself puts into configs beside fields.
@@ -52,9 +52,7 @@ class GSAConfig(PreTrainedConfig):
             if not (name.startswith("_") or name in _OF_TRANSFORMERS):
                 raise GSAError(f"GSAConfig: unknown field {name!r}{suggestion(name, self.__annotations__)}")
         super().__post_init__(**kwargs)
-        config = self.to_model_config()
-        if any(mixer_class(options.mixer).with_mlp for options in config.layers):
-            self.intermediate_size = config.mlp_width
+        self.to_model_config()  # checks all fields
         register_models()  # here, since by a config they are looked up
 
     def to_model_config(self) -> ModelConfig:

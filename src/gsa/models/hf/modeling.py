@@ -245,7 +245,7 @@ class GSAForCausalLM(GSAPreTrainedModel, GenerationMixin):
         prepare(generation_config, model_kwargs, *args, **kwargs)
         if isinstance(given, GSACache):
             _mask_the_past(given.seen, generation_config, model_kwargs)
-        elif generation_config.use_cache:
+        elif given is None and generation_config.use_cache:
             model_kwargs["past_key_values"] = GSACache()
 
     def init_continuous_batching(self, *args: Any, **options: Any) -> Any:

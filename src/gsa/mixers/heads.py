@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from gsa.mixers.base import Mixer, State
 from gsa.mixers.convolution import ConvolutionOptions, Projections
+from gsa.mixers.fused import swiglu
 from gsa.mixers.layout import Layout
 from gsa.mixers.options import choice, divides, number
 from gsa.mixers.parts import ACTIVATIONS, FEATURE_MAPS, FeatureMap, RMSNorm
@@ -112,5 +112,5 @@ class HeadMixer(Mixer):
         if options.output_norm == "full":
             o = self.norm(o)
         if options.output_gate:
-            o = o * F.silu(self.g_proj(x))
+            o = swiglu(self.g_proj(x), o)
         return self.o_proj(o)

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from gsa.mixers.base import Mixer, Options, State
 from gsa.mixers.convolution import ShortConvolution
+from gsa.mixers.fused import swiglu
 from gsa.mixers.layout import Layout
 from gsa.mixers.options import number
 from gsa.ops import selective_scan
@@ -99,7 +100,7 @@ class Mamba(Mixer):
             output_final_state=keep,
             cu_seqlens=layout.cu_seqlens,
         )
-        y = (y + u * self.D) * F.silu(z)
+        y = swiglu(z, torch.addcmul(y, u, self.D.to(u.dtype)))
         after = None if memory is None or left is None else {"h": memory, "conv": left}
         return self.o_proj(y), after
 

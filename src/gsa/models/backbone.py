@@ -10,10 +10,10 @@ from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from gsa.mixers.base import Mixer, Options, State, shrunk
+from gsa.mixers.fused import swiglu
 from gsa.mixers.hgrn2 import HGRN2, lower_bounds
 from gsa.mixers.layout import Layout, layout_of, padding_of
 from gsa.mixers.parts import RMSNorm
@@ -32,7 +32,7 @@ class SwiGLU(nn.Module):
         self.down_proj = nn.Linear(inner, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return self.down_proj(swiglu(self.gate_proj(x), self.up_proj(x)))
 
 
 class Block(nn.Module):

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gsa.errors import GSAError
+from gsa.mixers.fused import liger
 from gsa.mixers.layout import padding_of
 from gsa.ops.state import compute_dtype
 
@@ -35,8 +36,9 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, labels: Tensor, *, count: Te
         )
     if count is None:
         count = (labels != IGNORED).sum()
-    if x.device.type == "cuda" and (liger := _liger()) is not None:
-        return liger(x, weight, labels) / count
+    if x.is_cuda and not torch.compiler.is_compiling() and (pieces := liger()) is not None:
+        sum_of = (None, None, IGNORED, 0.0, 0.0, "sum", None, False, torch.float32)
+        return pieces["linear_cross_entropy"](x, weight, labels, *sum_of)[0] / count
     if torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
         x, weight = x.to(dtype), weight.to(dtype)
@@ -106,17 +108,6 @@ def _backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
 
 
 _linear_cross_entropy.register_autograd(_backward, setup_context=_save)
-
-
-def _liger() -> Any:
-    """liger-kernel's fused form of the same sum, if it is installed."""
-    try:
-        from liger_kernel.ops.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyFunction
-    except ImportError:
-        return None
-    return lambda x, weight, labels: LigerFusedLinearCrossEntropyFunction.apply(
-        x, weight, labels, None, None, IGNORED, 0.0, 0.0, "sum"
-    )[0]
 
 
 def next_token_labels(labels: Tensor, mask: Tensor | None, cu_seqlens: Tensor | None) -> Tensor:

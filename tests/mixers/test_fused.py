@@ -1,0 +1,64 @@
+"""Norm and SwiGLU: the formulas, their derivatives, and what they keep."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch.nn.functional import silu
+
+from gsa.mixers.fused import rms_norm, swiglu
+
+
+def plain_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return x / (x.square().mean(-1, keepdim=True) + 1e-3).sqrt() * weight
+
+
+CASES: dict[str, tuple[Callable, Callable, tuple[tuple[int, ...], ...]]] = {
+    "norm": (lambda x, w: rms_norm(x, w, 1e-3), plain_norm, ((2, 5, 3, 8), (8,))),
+    "swiglu": (swiglu, lambda gate, up: silu(gate) * up, ((2, 5, 8), (2, 5, 8))),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_values_and_derivatives(case: str) -> None:
+    function, formula, shapes = CASES[case]
+    inputs = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    torch.testing.assert_close(function(*inputs), formula(*inputs))
+    assert torch.autograd.gradcheck(function, inputs)
+    assert torch.autograd.gradgradcheck(function, inputs)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_compiled_and_mapped(case: str) -> None:
+    function, formula, shapes = CASES[case]
+    inputs = [torch.randn(shape, requires_grad=True) for shape in shapes]
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(*inputs), formula(*inputs))
+    gradients = torch.func.grad(lambda *tensors: function(*tensors).square().sum(), (0, 1))(*inputs)
+    expected = torch.autograd.grad(formula(*inputs).square().sum(), inputs)
+    for found, wanted in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("weight", [torch.bfloat16, torch.float32])
+def test_norm_of_half_precision_is_computed_in_full(weight: torch.dtype) -> None:
+    x, scale = torch.randn(4, 512).bfloat16(), torch.randn(512, dtype=weight)
+    found = rms_norm(x, scale, 1e-3)
+    assert found.dtype == torch.bfloat16
+    assert torch.equal(found, plain_norm(x.float(), scale.float()).bfloat16())
+
+
+def test_norm_of_zeros_and_of_large_numbers() -> None:
+    weight = torch.ones(8)
+    assert torch.equal(rms_norm(torch.zeros(2, 8), weight, 1e-6), torch.zeros(2, 8))
+    assert torch.isfinite(rms_norm(torch.full((2, 8), 1e4, dtype=torch.float16), weight.half(), 1e-6)).all()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_only_the_inputs_are_kept(case: str) -> None:
+    function, _, shapes = CASES[case]
+    inputs = [torch.randn(shape, requires_grad=True) for shape in shapes]
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.data_ptr()), lambda x: x):
+        function(*inputs)
+    assert set(kept) <= {x.data_ptr() for x in inputs}

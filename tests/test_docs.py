@@ -15,6 +15,11 @@ README = (ROOT / "README.md").read_text()
 @pytest.mark.parametrize(
     "module",
     [
+        "gsa.mixers.registry",
+        "gsa.models.catalogue",
+        "gsa.models.config",
+        "gsa.models.lm",
+        "gsa.models.hf.config",
         "gsa.ops.api",
         "gsa.ops.step",
         "gsa.ops.registry",
@@ -32,7 +37,7 @@ def test_docstring_examples(module: str) -> None:
 
 
 def test_readme_code_runs() -> None:
-    for path in (ROOT / "README.md", ROOT / "docs/native.md"):
+    for path in (ROOT / "README.md", ROOT / "docs/native.md", ROOT / "docs/models.md"):
         blocks = re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL)
         assert blocks
         for block in blocks:
@@ -50,7 +55,8 @@ def test_readme_commands_exist() -> None:
 def test_readme_tree_is_the_tree() -> None:
     tree = README.split("## What is where")[1].split("## ")[0]
     named = set(re.findall(r"\b([\w]+\.(?:py|h|cpp))\b", tree))
-    files = {path.name for path in (*(ROOT / "src/gsa/ops").rglob("*.py"), *(ROOT / "csrc").glob("*.[hc]*"))}
+    rooms = [path for room in ("ops", "mixers", "models") for path in (ROOT / "src/gsa" / room).rglob("*.py")]
+    files = {path.name for path in (*rooms, *(ROOT / "csrc").glob("*.[hc]*"))}
     assert files - {"__init__.py"} <= named
     for name in named:
         assert [*(ROOT / "src/gsa").rglob(name), *(ROOT / "csrc").glob(name), *(ROOT / "tests").rglob(name)], name

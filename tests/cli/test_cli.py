@@ -20,7 +20,10 @@ def run(capsys: pytest.CaptureFixture, *args: str) -> tuple[int, str, str]:
         ((), ["demo", "bench"]),
         (("--help",), ["demo", "bench", "Sequence models with slot memory."]),
         (("demo", "--help"), ["exact for every gate", "--out"]),
-        (("bench", "--help"), ["ops"]),
+        (("models", "--help"), ["Lists the presets", "--json"]),
+        (("import", "--help"), ["flash-linear-attention", "path", "out"]),
+        (("bench", "--help"), ["ops", "linear", "train"]),
+        (("bench", "train", "--help"), ["--lengths", "--mixers", "--rounds", "with commas between"]),
         (("bench", "ops", "--help"), ["--quick", "--threads", "--backend", "--json", "--no-json", "softmax attention"]),
     ],
 )
@@ -39,6 +42,10 @@ def test_version(capsys: pytest.CaptureFixture) -> None:
     ("args", "message"),
     [
         (("fly",), "demo"),
+        (("import", "nowhere"), "out"),
+        (("import", "nowhere", "out"), "gsa: import: nowhere is not a folder"),
+        (("bench", "train", "--mixers", "gza"), "gsa: bench: unknown mixer 'gza'"),
+        (("bench", "train", "--lengths", "short"), "gsa: bench: lengths must be whole numbers"),
         (("bench", "ops", "--thread", "2"), "--thread"),
         (("bench", "ops", "--threads", "two"), "two"),
         (("bench", "ops", "--threads", "0"), "gsa: bench: threads must be at least 1, got 0"),

@@ -82,3 +82,4 @@ def test_the_table(capsys: pytest.CaptureFixture) -> None:
     out = capsys.readouterr().out
     assert "gsa-1.3b" in out
     assert "grows" in out
+    assert "…" not in out

@@ -46,8 +46,8 @@ class Row:
 
 
 def train(
-    lengths: list[int] | None = None,
-    mixers: list[str] | None = None,
+    lengths: str = "2048,8192",
+    mixers: str | None = None,
     threads: int | None = None,
     rounds: int = 3,
     json: bool = False,
@@ -58,27 +58,27 @@ def train(
     turns, and times are the best of several; peak memory is that of a process that does one step alone.
 
     Args:
-        lengths: Lengths of the sequence; 2048 and 8192 by default.
-        mixers: Mixers to measure; all by default. Attention is always among them.
+        lengths: Lengths of the sequence, with commas between.
+        mixers: Mixers to measure, with commas between; all by default. Attention is always among them.
         threads: Threads of torch; its own choice by default.
         rounds: How often each takes its turn, at least.
         json: Print JSON instead of tables.
     """
     import torch
 
-    chosen = list(MODELS) if mixers is None else list(dict.fromkeys(["attention", *mixers]))
+    chosen = list(MODELS) if mixers is None else list(dict.fromkeys(["attention", *mixers.split(",")]))
     for name in chosen:
         if name not in MODELS:
             raise GSAError(f"bench: unknown mixer {name!r}; expected some of {', '.join(MODELS)}")
-    for length in lengths or ():
-        if length < 2:
-            raise GSAError(f"bench: lengths must be at least 2, got {length}")
+    numbers = [int(text) if text.strip().isdecimal() else 0 for text in lengths.split(",")]
+    if min(numbers) < 2:
+        raise GSAError(f"bench: lengths must be whole numbers from 2, with commas between, got {lengths!r}")
     for name, value in (("threads", threads), ("rounds", rounds)):
         if value is not None and value < 1:
             raise GSAError(f"bench: {name} must be at least 1, got {value}")
     if threads is not None:
         torch.set_num_threads(threads)
-    report = measure(lengths or [2048, 8192], chosen, rounds, progress=not json)
+    report = measure(numbers, chosen, rounds, progress=not json)
     print(json_module.dumps(report, indent=2)) if json else _show(report)
 
 

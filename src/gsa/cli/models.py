@@ -73,9 +73,9 @@ def _show(rows: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 0), collapse_padding=True)
     table.add_column("preset", no_wrap=True)
-    for name in ("parameters", "width", "layers", "heads", "vocabulary", "state", "state / (L d)"):
+    for name in ("parameters", "width", "layers", "heads", "vocab", "state", "state/(L d)"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         state = "grows" if row["state"] is None else f"{row['state'] / 1e6:.2f}M"

@@ -1,0 +1,81 @@
+"""The benchmark of training steps measures what it says, for every mixer."""
+
+import json
+
+import pytest
+import torch
+from rich.console import Console
+
+from gsa.bench import train
+from gsa.bench.memory import measurable
+from gsa.errors import GSAError
+from gsa.mixers import MIXERS
+
+
+@pytest.fixture
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small models, and no process of its own for memory."""
+    monkeypatch.setattr(train, "SIZES", {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 50})
+    monkeypatch.setattr("gsa.bench.timing.TURN", 0.0001)
+    monkeypatch.setattr("gsa.bench.memory.measured_alone", lambda task, setting: {"peak": setting["T"] * 2**20})
+
+
+def test_every_mixer_is_measured() -> None:
+    assert set(train.MODELS) == set(MIXERS)
+    sizes = {}
+    for name in train.MODELS:
+        with torch.device("meta"):
+            sizes[name] = train._model(name).num_parameters
+    assert max(sizes.values()) / min(sizes.values()) < 1.07  # what is compared is of one size
+
+
+@pytest.mark.usefixtures("_small")
+def test_report() -> None:
+    report = train.measure([16, 32], list(train.MODELS), rounds=1, progress=False)
+    rows = {(row["mixer"], row["T"]): row for row in report["rows"]}
+    assert len(rows) == 2 * len(MIXERS)
+    for (name, T), row in rows.items():
+        assert row["tokens_per_second"] == pytest.approx(T / row["seconds"])
+        assert row["speedup"] == pytest.approx(rows["attention", T]["seconds"] / row["seconds"])
+        assert row["peak_bytes"] in (T * 2**20, None)
+        assert row["parameters"] > 1000, name
+    text = Console(width=80, record=True)
+    text.print(train.speed_table(report))
+    assert "tokens/s" in text.export_text()
+    assert "…" not in text.export_text()
+
+
+@pytest.mark.usefixtures("_small")
+def test_a_step_trains() -> None:
+    step = train.stepper(train._model("gsa"), 24)
+    losses = [step() for _ in range(30)]
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.usefixtures("_small")
+def test_command(capsys: pytest.CaptureFixture) -> None:
+    train.train(lengths="16", mixers="gsa", rounds=1, json=True)
+    assert [row["mixer"] for row in json.loads(capsys.readouterr().out)["rows"]] == ["attention", "gsa"]
+    train.train(lengths="16,17", mixers="gsa,gla", rounds=1)
+    assert "speed-up" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mixers": "gsa,gza"}, "unknown mixer 'gza'"),
+        ({"lengths": "2048,1"}, "lengths must be whole numbers from 2, with commas between, got '2048,1'"),
+        ({"lengths": "short"}, "got 'short'"),
+        ({"threads": 0}, "threads must be at least 1, got 0"),
+        ({"rounds": 0}, "rounds must be at least 1, got 0"),
+    ],
+)
+def test_mistakes(options: dict, message: str) -> None:
+    with pytest.raises(GSAError, match=message):
+        train.train(**options)
+
+
+@pytest.mark.skipif(not measurable(), reason="this system does not tell a process's peak memory")
+def test_memory_holds_model_gradients_and_optimiser() -> None:
+    peak = train.memory_of_step({"mixer": "gsa", "T": 16, "threads": 1})["peak"]
+    assert peak > 3.5 * 4 * 36e6

@@ -233,15 +233,15 @@ def test_outputs_are_zero_at_pads_and_nothing_else_changes(system: str) -> None:
 
 
 @every_system
-def test_mask_may_be_booleans_or_whole_numbers(system: str) -> None:
+def test_mask_may_be_booleans_or_numbers(system: str) -> None:
     layer, x = build(system), tokens(2, T)
     mask = torch.tensor([[1, 1, 1, 1, 1, 0, 0], [0, 1, 1, 1, 1, 1, 1]])
     expected, after = layer(x, mask=mask)
-    for dtype in (torch.bool, torch.uint8, torch.int32):
+    for dtype in (torch.bool, torch.uint8, torch.int32, torch.float32, torch.bfloat16):
         y, state = layer(x, mask=mask.to(dtype))
         assert torch.equal(y, expected)
         assert_equal_states(state, after)
-    with pytest.raises(GSAError, match=r"mask must be of bools or whole numbers, 0 at pads, got torch.float32"):
+    with pytest.raises(GSAError, match=r"mask must hold 1 at tokens and 0 at pads, got \[-inf, 0.0\]"):
         layer(x, mask=mask.float().log())  # as attention adds to its scores
 
 

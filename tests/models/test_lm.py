@@ -176,7 +176,7 @@ def test_states_can_be_selected_repeated_cloned_moved() -> None:
         ({"labels": torch.zeros(2, 4, dtype=torch.int64)}, r"labels must have the shape of ids \[2, 5\], got \[2, 4\]"),
         ({"labels": torch.zeros(2, 5)}, "labels must be int64, got torch.float32"),
         ({"mask": torch.ones(2, 4)}, r"mask must be a tensor \[B, T\] = \[2, 5\], got torch.float32 \[2, 4\]"),
-        ({"mask": torch.ones(2, 5)}, "mask must be of bools or whole numbers, 0 at pads, got torch.float32"),
+        ({"mask": torch.full((2, 5), 2)}, r"mask must hold 1 at tokens and 0 at pads, got \[2\]"),
         ({"cu_seqlens": torch.tensor([0, 10])}, "packs sequences into a batch of 1, but there are 2 rows"),
         ({"state": 3}, "state must be a ModelState, got int"),
         ({"state": ModelState([])}, "state is of a model with 0 layers, this one has 3"),

@@ -5,6 +5,8 @@ Shape letters: B rows, T time, N sequences (B, or the number of packed ones).
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -107,8 +109,9 @@ def padding_of(mask: Tensor | None, x: Tensor, cu_seqlens: Tensor | None, operat
         raise GSAError(f"{operation}: mask and cu_seqlens exclude each other; packed sequences have no pads")
     if not isinstance(mask, Tensor) or tuple(mask.shape) != tuple(x.shape[:2]):
         raise GSAError(f"{operation}: mask must be a tensor [B, T] = {list(x.shape[:2])}, got {describe(mask)}")
-    if mask.is_floating_point():
-        raise GSAError(f"{operation}: mask must be of bools or whole numbers, 0 at pads, got {mask.dtype}")
+    if mask.dtype != torch.bool and not torch.compiler.is_compiling() and bool(((mask != 0) & (mask != 1)).any()):
+        # e.g. what attention adds to its scores, where 0 stands for a token
+        raise GSAError(f"{operation}: mask must hold 1 at tokens and 0 at pads, got {_short(mask.unique().tolist())}")
     mask = mask.to(device=x.device, dtype=torch.bool)
     if not torch.compiler.is_compiling() and bool(mask.all()):
         return None
@@ -123,5 +126,5 @@ def describe(x: object) -> str:
     return f"{x.dtype} {list(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
 
 
-def _short(numbers: list[int]) -> str:
+def _short(numbers: list[Any]) -> str:
     return str(numbers if len(numbers) <= 8 else [*numbers[:4], "...", *numbers[-3:]])

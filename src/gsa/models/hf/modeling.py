@@ -255,8 +255,9 @@ class GSAForCausalLM(GSAPreTrainedModel, GenerationMixin):
 def _mask_the_past(seen: int, generation_config: Any, model_kwargs: dict[str, Any]) -> None:
     """Tells `generate` that there are earlier tokens when it is given new ones alone, with a mask of just these."""
     mask = model_kwargs.get("attention_mask")
-    length = generation_config._mask_length if mask is None else mask.shape[1]
-    if length > seen:
+    # A mask that hides nothing is dropped by newer versions of transformers, which then keep its length.
+    length = getattr(generation_config, "_mask_length", None) if mask is None else mask.shape[1]
+    if length is None or length > seen:
         return
     if mask is None:
         generation_config._mask_length = seen + length

@@ -32,12 +32,15 @@ def _register_config() -> None:
 def register_models() -> None:
     """Registers the models; a config calls this, by which Auto classes look models up."""
     from transformers import AutoModel, AutoModelForCausalLM
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     from gsa.models.hf.config import GSAConfig
     from gsa.models.hf.modeling import GSAForCausalLM, GSAModel
 
     AutoModel.register(GSAConfig, GSAModel, exist_ok=True)
     AutoModelForCausalLM.register(GSAConfig, GSAForCausalLM, exist_ok=True)
+    # By these names the Trainer knows whose labels to shift when it computes a loss itself.
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[GSAConfig.model_type] = GSAForCausalLM.__name__
 
 
 class _Watcher(MetaPathFinder):

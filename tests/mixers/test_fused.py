@@ -54,6 +54,30 @@ def test_norm_of_zeros_and_of_large_numbers() -> None:
     assert torch.isfinite(rms_norm(torch.full((2, 8), 1e4, dtype=torch.float16), weight.half(), 1e-6)).all()
 
 
+def test_norm_of_zeros_with_a_tiny_epsilon_has_a_gradient() -> None:
+    x = torch.zeros(2, 8, requires_grad=True)
+    rms_norm(x, torch.ones(8), 1e-26).sum().backward()
+    assert torch.isfinite(x.grad).all()
+
+
+def test_liger_gets_what_it_expects(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU with liger-kernel, its functions are called in the order of their arguments."""
+
+    def norm(
+        X: torch.Tensor, W: torch.Tensor, eps: float, offset: float, casting_mode: str, in_place: bool
+    ) -> torch.Tensor:
+        assert (eps, offset, casting_mode, in_place) == (1e-3, 0.0, "gemma", False)
+        return plain_norm(X, W)
+
+    def silu_mul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return silu(a) * b
+
+    monkeypatch.setattr("gsa.mixers.fused.liger_for", lambda x: {"rms_norm": norm, "swiglu": silu_mul})
+    for function, formula, shapes in CASES.values():
+        inputs = [torch.randn(shape) for shape in shapes]
+        torch.testing.assert_close(function(*inputs), formula(*inputs))
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_only_the_inputs_are_kept(case: str) -> None:
     function, _, shapes = CASES[case]

@@ -74,6 +74,11 @@ def change_weights(folder: Path, **changes: object) -> None:
     save_file(weights, folder / "model.safetensors")
 
 
+def index(folder: Path, text: str) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(text)
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -103,12 +108,10 @@ def change_weights(folder: Path, **changes: object) -> None:
         ),
         (lambda d: (d / "model.safetensors").write_bytes(b"junk" * 100), "not a whole safetensors file"),
         (
-            lambda d: (d / "model.safetensors.index.json").write_text(
-                '{"weight_map": {"a": "../../secret.safetensors"}}'
-            ),
+            lambda d: index(d, '{"weight_map": {"a": "../../secret.safetensors"}}'),
             "is not the name of a safetensors file beside the index",
         ),
-        (lambda d: (d / "model.safetensors.index.json").write_text('{"weight_map": 3}'), "weight_map must map"),
+        (lambda d: index(d, '{"weight_map": 3}'), "weight_map must map"),
         (
             lambda d: change_weights(d, **{"model.norm.weight": torch.zeros(32, dtype=torch.int64)}),
             "norm.weight is torch.int64",
@@ -125,3 +128,63 @@ def test_damage_is_named(tmp_path: Path, damage: object, message: str) -> None:
 def test_config_alone(tmp_path: Path) -> None:
     save_model(model("hybrid"), tmp_path)
     assert load_config(tmp_path) == model("hybrid").config
+
+
+def test_one_file_replaces_shards(tmp_path: Path) -> None:
+    """A folder that held an older model in several files holds the newer one, and nothing of the older."""
+    from gsa import GSAConfig, GSAForCausalLM
+
+    lm = model("gsa")
+    GSAForCausalLM(GSAConfig.from_model_config(lm.config)).save_pretrained(tmp_path, max_shard_size="20KB")
+    save_model(lm, tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"config.json", "generation_config.json", "model.safetensors"}
+    assert torch.equal(load_model(tmp_path).lm_head.weight, lm.lm_head.weight)
+
+
+def test_a_compiled_model_is_saved_under_its_own_names(tmp_path: Path) -> None:
+    lm = model("gsa")
+    save_model(torch.compile(lm), tmp_path)
+    assert torch.equal(load_model(tmp_path).lm_head.weight, lm.lm_head.weight)
+    with pytest.raises(GSAError, match=r"expected a gsa.LM, got Linear"):
+        save_model(torch.nn.Linear(2, 2), tmp_path)
+
+
+def test_what_cannot_be_saved(tmp_path: Path) -> None:
+    with pytest.raises(GSAError, match=r"unknown field 'eos_token' \(did you mean 'eos_token_id'\?\)"):
+        save_model(model("gsa"), tmp_path / "new", eos_token=3)
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "file").touch()
+    with pytest.raises(GSAError, match="is a file, expected a folder"):
+        save_model(model("gsa"), tmp_path / "file")
+
+
+def test_a_tied_model_with_a_head_of_its_own_is_refused(tmp_path: Path) -> None:
+    save_model(model("gsa"), tmp_path)
+    change_config(tmp_path, tie_word_embeddings=True)
+    with pytest.raises(GSAError, match=r"tie_word_embeddings is true, but lm_head.weight is not"):
+        load_model(tmp_path)
+
+
+def test_a_kill_between_the_files_leaves_no_config_that_does_not_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_model(model("gsa"), tmp_path)
+    replaced = []
+
+    def kill(source: object, target: Path) -> None:
+        if replaced:
+            raise KeyboardInterrupt
+        replaced.append(Path(target).name)
+        Path(source).rename(target)
+
+    monkeypatch.setattr("os.replace", kill)
+    with pytest.raises(KeyboardInterrupt):
+        save_model(model("gsa", gate_temperature=2.0), tmp_path)
+    assert replaced == ["model.safetensors"]
+    assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
+
+
+def test_fields_of_transformers_are_no_mistake(tmp_path: Path) -> None:
+    save_model(model("gsa"), tmp_path)
+    change_config(tmp_path, torch_dtype="float32", _name_or_path="x", auto_map={}, num_labels=2)
+    assert load_config(tmp_path) == model("gsa").config

@@ -20,6 +20,7 @@ EVERY_KIND: list[dict[str, Any]] = [
     {"tie_word_embeddings": True},
     {"elementwise_affine": False},
     {"fuse_norm": False},
+    {"hidden_act": "swish"},
     {"intermediate_size": 48},
     {"hidden_ratio": 2, "norm_eps": 0.01},
 ]
@@ -132,7 +133,7 @@ def test_both_matrices_of_an_mlp_in_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "field", "value", "message"),
     [
-        ("gsa", "hidden_act", "powlu", "gsa: hidden_act is 'powlu': only 'swish' can be represented"),
+        ("gsa", "hidden_act", "powlu", "gsa: hidden_act is 'powlu': only 'swish' or 'silu' can be represented"),
         ("gla", "attnres_block_size", 4, "attnres_block_size is 4: only None can be represented"),
         ("gla", "clamp_min", -1.0, "clamp_min is -1.0: only None"),
         ("gla", "feature_map", "gelu", "feature_map is 'gelu': only null, swish"),
@@ -146,6 +147,9 @@ def test_both_matrices_of_an_mlp_in_one(tmp_path: Path) -> None:
         ("gsa", "rope_scaling", {"type": "linear"}, "rope_scaling is .*: this field is not known"),
         ("gsa", "attn", {"layers": [7], "num_heads": 2}, r"layer 7 is not in 0..2"),
         ("gsa", "attn", "all", "attn is 'all': expected an object"),
+        ("gsa", "attn", 5, "attn is 5: expected an object"),
+        ("gsa", "attn", {"layers": [1], "num_heads": 2, "qk_norm": True}, "attn: qk_norm is True: only False"),
+        ("gsa", "eos_token_id", "abc", "eos_token_id is 'abc', expected a whole number"),
         ("gsa", "model_type", "mamba2", "model_type is 'mamba2', expected one of gsa, gla"),
         ("gsa", "num_slots", 5, r"f_proj.weight is \[24, 32\], the config asks for \[20, 32\]"),
         ("gsa", "num_hidden_layers", 4, "tensor model.layers.3.mixer_norm.weight is missing"),
@@ -184,3 +188,52 @@ def test_pickled_weights_are_not_read(tmp_path: Path) -> None:
     (source / "model.safetensors").rename(source / "pytorch_model.bin")
     with pytest.raises(GSAError, match=r"pytorch_model.bin are pickled weights, which are not read"):
         import_checkpoint(source, tmp_path / "ours")
+
+
+@pytest.mark.parametrize("kind", ["gsa", "gla", "retnet", "hgrn2", "abc"])
+def test_a_norm_that_is_missing_is_not_made_up(kind: str, tmp_path: Path) -> None:
+    config, weights = fla_layout.checkpoint(kind)
+    weights = {name: x for name, x in weights.items() if "g_norm" not in name}
+    with pytest.raises(GSAError, match=r"tensor model.layers.0.mixer.norm.weight is missing"):
+        import_checkpoint(write(tmp_path / "fla", config, weights), tmp_path / "ours")
+
+
+def test_an_absent_feature_map_is_the_default_of_its_kind(tmp_path: Path) -> None:
+    for kind in ("gsa", "gla", "retnet"):
+        config, weights = fla_layout.checkpoint(kind)
+        tokens = torch.randint(97, (1, 20))
+        expected = fla_layout.forward(config, weights, tokens)
+        del config["feature_map"]
+        import_checkpoint(write(tmp_path / kind, config, weights), tmp_path / f"{kind}-ours")
+        torch.testing.assert_close(load_model(tmp_path / f"{kind}-ours")(tokens).logits, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda w: w.pop("model.layers.1.mlp.up_proj.weight"), r"tensor model.layers.1.mlp.up_proj.weight is missing"),
+        (
+            lambda w: w.update({"model.norm.weight": torch.zeros(32, dtype=torch.int64)}),
+            r"model.norm.weight is torch.int64",
+        ),
+        (lambda w: w.update({"more": torch.zeros(2)}), "tensor more has no place"),
+    ],
+)
+def test_wrong_tensors_are_named(change: Any, message: str, tmp_path: Path) -> None:
+    config, weights = fla_layout.checkpoint("gsa")
+    change(weights)
+    with pytest.raises(GSAError, match=message):
+        import_checkpoint(write(tmp_path / "fla", config, weights), tmp_path / "ours")
+
+
+def test_a_tied_config_over_another_head_is_refused(tmp_path: Path) -> None:
+    config, weights = fla_layout.checkpoint("gsa")
+    config["tie_word_embeddings"] = True
+    with pytest.raises(GSAError, match=r"import: tie_word_embeddings is true, but lm_head.weight is not"):
+        import_checkpoint(write(tmp_path / "fla", config, weights), tmp_path / "ours")
+
+
+def test_a_file_in_the_place_of_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "ours").touch()
+    with pytest.raises(GSAError, match="is a file, expected a folder"):
+        import_checkpoint(write(tmp_path / "fla", *fla_layout.checkpoint("gsa")), tmp_path / "ours")

@@ -173,8 +173,15 @@ def test_states_can_be_selected_repeated_cloned_moved() -> None:
         ({"ids": [[1, 2]]}, "got list"),
         ({"ids": torch.tensor([[1, 50]])}, r"ids must be in 0..49 \(vocab_size 50\), got 1..50"),
         ({"ids": torch.tensor([[-1, 3]])}, "got -1..3"),
-        ({"labels": torch.zeros(2, 4, dtype=torch.int64)}, r"labels must have the shape of ids \[2, 5\], got \[2, 4\]"),
-        ({"labels": torch.zeros(2, 5)}, "labels must be int64, got torch.float32"),
+        (
+            {"labels": torch.zeros(2, 4, dtype=torch.int64)},
+            r"labels must be int64 in the shape of ids \[2, 5\], got torch.int64 \[2, 4\]",
+        ),
+        ({"labels": torch.zeros(2, 5)}, "labels must be int64 in the shape"),
+        ({"labels": torch.full((2, 5), 50)}, r"labels must be in 0..49, or -100, got 50"),
+        ({"labels": torch.full((2, 5), -1)}, r"labels must be in 0..49, or -100, got -1"),
+        ({"cu_seqlens": 5}, r"cu_seqlens must be an int32 or int64 tensor \[N\+1\], got int"),
+        ({"cu_seqlens": torch.tensor(5)}, r"got torch.int64 \[\]"),
         ({"mask": torch.ones(2, 4)}, r"mask must be a tensor \[B, T\] = \[2, 5\], got torch.float32 \[2, 4\]"),
         ({"mask": torch.full((2, 5), 2)}, r"mask must hold 1 at tokens and 0 at pads, got \[2\]"),
         ({"cu_seqlens": torch.tensor([0, 10])}, "packs sequences into a batch of 1, but there are 2 rows"),
@@ -195,6 +202,78 @@ def test_states_of_other_batches_or_models() -> None:
         lm(ids(2, 5), model("gla")(ids(2, 5)).state)
     with pytest.raises(GSAError, match="expected a ModelConfig, got dict"):
         LM({})
+
+
+def test_no_tokens() -> None:
+    lm, nothing = model("hybrid"), ids(2, 0)
+    assert lm(nothing).logits.shape == (2, 0, VOCABULARY)
+    assert lm(nothing, labels=nothing).loss.isnan()  # a mean of nothing
+
+
+def test_hooks_of_mixers_run() -> None:
+    """What looks at or moves a module's inputs by hooks (accelerate, captures) also sees mixers."""
+    lm, seen = model("hybrid"), []
+    for block in lm.model.layers:
+        block.mixer.register_forward_hook(lambda module, args, output: seen.append(module.options.mixer))
+    lm(ids(1, 5))
+    assert seen == ["gsa", "gsa", "attention"]
+
+
+@pytest.mark.parametrize("offset", [-100.0, -16.0, 17.0, 100.0])
+def test_bounds_of_hgrn2_stay_below_one(offset: float) -> None:
+    lm, tokens = model("hgrn2", num_hidden_layers=12), ids(1, 20)
+    with torch.no_grad():
+        lm.model.lower_bounds[0] += offset
+    loss = lm(tokens, labels=tokens).loss
+    loss.backward()
+    assert torch.isfinite(loss)
+    assert all(torch.isfinite(p.grad).all() for p in lm.parameters())
+
+
+def test_bounds_of_hgrn2_grow_over_the_layers() -> None:
+    from gsa.mixers.hgrn2 import lower_bounds
+
+    logits = torch.randn(6, 5, dtype=torch.float64)
+    bounds, rest = lower_bounds(logits).exp().unbind(1)
+    shares = logits.softmax(0)
+    torch.testing.assert_close(bounds, shares.cumsum(0) - shares[0])
+    torch.testing.assert_close(bounds + rest, torch.ones_like(bounds))
+    assert (bounds.diff(dim=0) > 0).all()
+
+
+def test_no_bounds_where_no_layer_has_one() -> None:
+    """The first layer's is 0, and a parameter without a gradient would stop training on several machines."""
+    assert not hasattr(model("hgrn2", num_hidden_layers=1).model, "lower_bounds")
+    assert not hasattr(model("hybrid", mixer="hgrn2,gsa*2").model, "lower_bounds")
+
+
+def test_attention_that_goes_on_holds_no_square_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gsa.mixers import attend
+
+    lm, tokens = model("attention"), ids(2, 60)
+    expected = lm(tokens).logits
+    whole, sizes = attend._sdpa, []
+
+    def spy(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: object = None, causal: bool = False
+    ) -> torch.Tensor:
+        sizes.append(0 if mask is None else mask.shape[-2])
+        return whole(q, k, v, mask, causal)
+
+    monkeypatch.setattr(attend, "_sdpa", spy)
+    monkeypatch.setattr(attend, "QUERIES", 8)
+    found = lm(tokens[:, 10:], lm(tokens[:, :10], lm.init_state(2)).state).logits
+    assert difference(found, expected[:, 10:]) < 1e-4
+    assert max(sizes) == 8
+    sizes.clear()
+    lm(tokens, lm.init_state(2))
+    assert max(sizes) == 0
+
+
+def test_a_window_bounds_the_state_of_packed_sequences() -> None:
+    lm = model("attention, window")
+    state = lm(ids(1, 60), cu_seqlens=torch.tensor([0, 50, 52, 60])).state
+    assert all(layer["k"].shape[:2] == (3, 4) for layer in state.layers)
 
 
 def test_the_config_says_what_a_layer_is() -> None:

@@ -110,8 +110,57 @@ def test_wrong_dtypes() -> None:
         linear_cross_entropy(x, weight.float(), labels)
 
 
+def test_no_second_derivative() -> None:
+    x, weight, labels = inputs()
+    (grad,) = torch.autograd.grad(linear_cross_entropy(x, weight, labels), [x], create_graph=False)
+    assert not grad.requires_grad
+    with pytest.raises(GSAError, match="it has no second derivative"):
+        torch.autograd.grad(linear_cross_entropy(x, weight, labels), [x], create_graph=True)
+
+
+def test_one_device() -> None:
+    x, weight, labels = inputs()
+    with pytest.raises(GSAError, match="x is on cpu, weight on meta, labels on cpu"):
+        linear_cross_entropy(x, weight.to("meta"), labels)
+
+
+def test_the_gradient_is_scaled_in_full_precision() -> None:
+    """Dividing by a count that half precision cannot hold."""
+    x, weight, labels = inputs(torch.float32)
+    half = x.detach().to(torch.float16).requires_grad_()
+    (linear_cross_entropy(half, weight.detach().half(), labels, count=1.0) * 2.0**17 / 3e5).backward()
+    (expected,) = torch.autograd.grad(cross_entropy(x @ weight.T, labels, reduction="sum") * 2.0**17 / 3e5, [x])
+    torch.testing.assert_close(half.grad.float(), expected, rtol=2e-2, atol=1e-3)
+
+
+def test_liger_gets_what_it_expects(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU with liger-kernel, its function is called in the order of its arguments."""
+    x, weight, labels = inputs()
+
+    def sum_of(
+        _input: torch.Tensor,
+        weight: torch.Tensor,
+        target: torch.Tensor,
+        bias: None,
+        ce_weight: None,
+        ignore_index: int,
+        lse_square_scale: float,
+        label_smoothing: float,
+        reduction: str,
+        softcap: None,
+        return_z_loss: bool,
+        accum_dtype: torch.dtype,
+    ) -> tuple[torch.Tensor, None]:
+        assert (lse_square_scale, label_smoothing, return_z_loss, accum_dtype) == (0.0, 0.0, False, torch.float32)
+        return cross_entropy(_input @ weight.T, target, ignore_index=ignore_index, reduction=reduction), None
+
+    monkeypatch.setattr(loss_module, "liger_for", lambda x: {"linear_cross_entropy": sum_of})
+    torch.testing.assert_close(linear_cross_entropy(x, weight, labels), cross_entropy(x @ weight.T, labels))
+
+
 def test_labels_are_those_of_the_next_token_of_the_same_sequence() -> None:
     labels = torch.arange(1, 9)[None]
+    assert next_token_labels(labels[:, :0], None, None).shape == (1, 0)
     assert next_token_labels(labels, None, None).tolist() == [[2, 3, 4, 5, 6, 7, 8, -100]]
     borders = torch.tensor([0, 0, 3, 3, 8])  # also empty sequences
     assert next_token_labels(labels, None, borders).tolist() == [[2, 3, -100, 5, 6, 7, 8, -100]]

@@ -24,7 +24,8 @@ def measured_alone(task: str, setting: dict[str, Any]) -> dict[str, Any]:
         check=False,
     )
     if run.returncode:
-        raise GSAError(f"bench: the memory measurement failed: {run.stderr.strip().splitlines()[-1:]}")
+        last = [*run.stderr.strip().splitlines(), "no message"][-1 if not run.stderr.strip() else -2]
+        raise GSAError(f"bench: the memory measurement failed: {last}")
     return json.loads(run.stdout)
 
 

@@ -11,7 +11,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from gsa.ops.state import compute_dtype
 
-QUERIES = 512  # that the backward pass of packed sequences takes at a time
+QUERIES = 512  # that are taken at a time where their scores or masks are held
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, window: int | None, seen: Tensor | None = None) -> Tensor:
@@ -28,6 +28,15 @@ def attend(q: Tensor, k: Tensor, v: Tensor, window: int | None, seen: Tensor | N
         return _sdpa(q, k, v, causal=True)
     if window is not None and window < T:
         return _blocks(q, k, v, window, seen)
+    if T > QUERIES:  # a mask for some queries at a time
+        parts = [slice(begin, min(begin + QUERIES, T)) for begin in range(0, T, QUERIES)]
+        ends = [S - T + part.stop for part in parts]
+        seens = [None if seen is None else seen - (S - end) for end in ends]
+        pieces = [
+            attend(q[:, part], k[:, :end], v[:, :end], window, count)
+            for part, end, count in zip(parts, ends, seens, strict=True)
+        ]
+        return torch.cat(pieces, 1)
     distance = torch.arange(S - T, S, device=q.device)[:, None] - torch.arange(S, device=q.device)
     allowed = distance >= 0
     if window is not None:

@@ -95,7 +95,8 @@ class Attention(Mixer):
         else:
             if state is not None:
                 k, v = (torch.cat([state[name].to(new.dtype), new], 1) for name, new in (("k", k), ("v", v)))
-            o = attend(q, k, v, options.window, None if seen is None else now)
+            begun = state is not None and state["k"].shape[1] > 0
+            o = attend(q, k, v, options.window, now if begun else None)
         y = self.o_proj(o.flatten(-2))
         return y, {"k": self._kept(k), "v": self._kept(v), "position": now} if keep else None
 
@@ -115,7 +116,7 @@ class Attention(Mixer):
             cu_keys = nn.functional.pad(lengths.cumsum(0), (1, 0))
         o = attend_packed(q[0], k[0], v[0], cu_queries, cu_keys, self.options.window)[None]
         if keep:
-            k, v = (_rows(x[0], lengths) for x in (k, v))
+            k, v = (_rows(x[0], lengths, self.options.window) for x in (k, v))
         return o, k, v
 
     def init_state(self, batch_size: int) -> State:
@@ -147,9 +148,12 @@ def _joined(state: State, k: Tensor, v: Tensor, layout: Layout) -> tuple[Tensor,
     return lengths, joined[0], joined[1]
 
 
-def _rows(x: Tensor, lengths: Tensor) -> Tensor:
-    """Sequences end to end [sum of lengths, H, K] as rows [N, longest, H, K], each at the right end of its row."""
-    longest = int(lengths.max())
+def _rows(x: Tensor, lengths: Tensor, window: int | None) -> Tensor:
+    """Sequences end to end [sum of lengths, H, K] as rows [N, longest, H, K], each at the right end of its row.
+
+    With a window, no more of them than a later token can see.
+    """
+    longest = int(lengths.max()) if window is None else min(int(lengths.max()), window - 1)
     ends = lengths.cumsum(0)[:, None]
     back = torch.arange(longest, 0, -1, device=x.device)[None]
     rows = x[(ends - back).clamp(min=0)]

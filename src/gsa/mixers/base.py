@@ -53,14 +53,25 @@ class Mixer(nn.Module, ABC):
         self.options = options
 
     def forward(
-        self, x: Tensor, state: State | None = None, *, cu_seqlens: Tensor | None = None, mask: Tensor | None = None
+        self,
+        x: Tensor,
+        state: State | None = None,
+        *,
+        cu_seqlens: Tensor | None = None,
+        mask: Tensor | None = None,
+        layout: Layout | None = None,
+        keep: bool = True,
+        **shared: Tensor,
     ) -> tuple[Tensor, State | None]:
         """y [B, T, D] and the state behind the last token.
 
         `state` is what an earlier call returned, or `init_state(N)`, or None for a beginning; it is not changed. With
         `cu_seqlens` [N+1], B is 1 and N sequences lie end to end. `mask` [B, T] is 0 at pads, which may lie anywhere
-        and change nothing; y is 0 there.
+        and change nothing; y is 0 there. A model, which has checked and packed for all of its layers, gives a `layout`
+        instead, what its mixers share, and whether to `keep` the state.
         """
+        if layout is not None:
+            return self.mix(x, state, layout, keep, **shared)
         name = self.options.mixer
         self._check(x, name)
         padding = padding_of(mask, x, cu_seqlens, name)
@@ -76,7 +87,8 @@ class Mixer(nn.Module, ABC):
 
     @abstractmethod
     def mix(self, x: Tensor, state: State | None, layout: Layout, keep: bool = True) -> tuple[Tensor, State | None]:
-        """The same for arguments that are known to be right; without `keep`, no state is returned."""
+        """The same for arguments that are known to be right; without `keep`, no state is returned. Call the mixer
+        itself instead, so that hooks run."""
 
     def reset_parameters(self) -> None:
         """Fresh weights for what is not just a matrix."""

@@ -21,7 +21,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     if torch.compiler.is_compiling():
         wide = x.to(compute_dtype(x.dtype))
         return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight).to(x.dtype)
-    if x.is_cuda and x.dtype == weight.dtype and (pieces := liger()) is not None:
+    if x.dtype == weight.dtype and (pieces := liger_for(x)) is not None:
         return pieces["rms_norm"](x, weight, eps, 0.0, "gemma", False)
     return _RMSNorm.apply(x, weight, eps)
 
@@ -30,14 +30,18 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """swish(gate) * up"""
     if torch.compiler.is_compiling():
         return F.silu(gate) * up
-    if gate.is_cuda and (pieces := liger()) is not None:
+    if (pieces := liger_for(gate)) is not None:
         return pieces["swiglu"](gate, up)
     return _SwiGLU.apply(gate, up)
 
 
+def liger_for(x: Tensor) -> dict[str, Any] | None:
+    """liger-kernel's functions, if x is on a GPU and it is installed."""
+    return _liger() if x.is_cuda else None
+
+
 @cache
-def liger() -> dict[str, Any] | None:
-    """liger-kernel's functions, if it is installed."""
+def _liger() -> dict[str, Any] | None:
     try:
         from liger_kernel.ops.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyFunction
         from liger_kernel.ops.rms_norm import LigerRMSNormFunction
@@ -76,10 +80,10 @@ class _RMSNorm(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         wide, grad = x.to(compute_dtype(x.dtype)), grad.to(compute_dtype(x.dtype))
         scale = _scale(wide, ctx.eps)
-        weighted = grad * weight
-        along = (weighted * wide).mean(-1, keepdim=True) * scale.pow(3)
-        weight_grad = (grad * wide * scale).reshape(-1, weight.shape[0]).sum(0).to(weight.dtype)
-        return (weighted * scale - wide * along).to(x.dtype), weight_grad, None
+        normed, weighted = wide * scale, grad * weight
+        weight_grad = (grad * normed).reshape(-1, weight.shape[0]).sum(0).to(weight.dtype)
+        x_grad = (weighted - normed * (weighted * normed).mean(-1, keepdim=True)) * scale
+        return x_grad.to(x.dtype), weight_grad, None
 
 
 class _SwiGLU(torch.autograd.Function):

@@ -28,7 +28,7 @@ class HGRN2Options(ConvolutionOptions):
     num_attention_heads: int | None = number(None, least=1)
     """Heads; of width 128 each by default."""
     lower_bound: bool = True
-    """Whether gates are bounded below, by bounds that are learned and grow over the layers."""
+    """Whether gates are bounded below, by bounds that a model learns for all of its layers, deeper ones higher."""
     output_norm_eps: float | None = number(None, above=0)
     """Added to the mean square in the output's norm; `rms_norm_eps` by default."""
     scale: float | None = None
@@ -66,12 +66,12 @@ class HGRN2(Mixer):
     def mix(
         self, x: Tensor, state: State | None, layout: Layout, keep: bool = True, lower_bound: Tensor | None = None
     ) -> tuple[Tensor, State | None]:
-        """`lower_bound` [D], in [0, 1), is the least that gates keep."""
+        """`lower_bound` [2, D]: logarithms of the least that gates keep, and of what that leaves to them."""
         (q, f, i), left = self.projections.project(self, x, state, layout, keep)
         g = log_forget_gate(f, 1.0)
         if lower_bound is not None:
-            bound = lower_bound.to(g.dtype)
-            g = torch.logaddexp(bound.log(), torch.log1p(-bound) + g)
+            least, rest = lower_bound.to(g.dtype)
+            g = torch.logaddexp(least, rest + g)
         q, k, i, g = (
             part.unflatten(-1, (-1, self.options.width)) for part in (F.silu(q), -torch.expm1(g).to(i.dtype), i, g)
         )
@@ -89,6 +89,13 @@ class HGRN2(Mixer):
 
 
 def lower_bounds(logits: Tensor) -> Tensor:
-    """Bounds [layers, D] that grow from 0 in the first layer towards 1: shares of a softmax over layers, summed up."""
-    shares = logits.to(compute_dtype(logits.dtype)).softmax(0)
-    return shares.cumsum(0) - shares[:1]
+    """Bounds that grow from 0 in the first layer towards 1, as logarithms [layers, 2, D] of bound and 1 - bound.
+
+    The bound of a layer is the sum of a softmax over layers, from the second layer up to it. Both logarithms are sums
+    of their own: a difference of 1 and a bound near 1 would be rounding.
+    """
+    shares = logits.to(compute_dtype(logits.dtype)).log_softmax(0)
+    none = torch.full_like(shares[:1], -torch.inf)
+    bounds = torch.cat([none, shares[1:].logcumsumexp(0)])
+    deeper = torch.cat([shares[1:].flip(0).logcumsumexp(0).flip(0), none])
+    return torch.stack([bounds, torch.logaddexp(shares[:1], deeper)], 1)

@@ -5,6 +5,7 @@ Shape letters: B rows, T time, N sequences (B, or the number of packed ones).
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any
 
 import torch
@@ -28,6 +29,14 @@ class Layout:
             self.ids = self.ids.clamp(max=max(self.sequences - 1, 0))
             self.offsets = (steps - borders[self.ids])[None]
         # ids [T]: which sequence a token belongs to, None if each row is one; offsets [1, T]: its place in that call
+
+    def to(self, device: torch.device | str | int, non_blocking: bool = False) -> Layout:
+        """The layout on another device, where a model is spread over several."""
+        moved = copy(self)
+        moved.offsets = self.offsets.to(device, non_blocking=non_blocking)
+        moved.ids = None if self.ids is None else self.ids.to(device, non_blocking=non_blocking)
+        moved.device = moved.offsets.device
+        return moved
 
     @property
     def packed(self) -> bool:

@@ -52,18 +52,19 @@ class Block(nn.Module):
         self._gradient_checkpointing_func: Any = checkpoint
 
     def forward(
-        self, x: Tensor, state: State | None, layout: Layout, keep: bool, shared: dict[str, Tensor]
+        self, x: Tensor, state: State | None, layout: Layout, keep: bool, lower_bound: Tensor | None
     ) -> tuple[Tensor, State | None]:
         if self.gradient_checkpointing and self.training and torch.is_grad_enabled():
             if self._gradient_checkpointing_func is checkpoint:
-                return checkpoint(self._run, x, state, layout, keep, shared, use_reentrant=False)
-            return self._gradient_checkpointing_func(self._run, x, state, layout, keep, shared)
-        return self._run(x, state, layout, keep, shared)
+                return checkpoint(self._run, x, state, layout, keep, lower_bound, use_reentrant=False)
+            return self._gradient_checkpointing_func(self._run, x, state, layout, keep, lower_bound)
+        return self._run(x, state, layout, keep, lower_bound)
 
     def _run(
-        self, x: Tensor, state: State | None, layout: Layout, keep: bool, shared: dict[str, Tensor]
+        self, x: Tensor, state: State | None, layout: Layout, keep: bool, lower_bound: Tensor | None
     ) -> tuple[Tensor, State | None]:
-        y, state = self.mixer.mix(self.mixer_norm(x), state, layout, keep, **shared)
+        shared = {} if lower_bound is None else {"lower_bound": lower_bound}
+        y, state = self.mixer(self.mixer_norm(x), state, layout=layout, keep=keep, **shared)
         x = x + y
         if self.mlp is not None:
             x = x + self.mlp(self.mlp_norm(x))
@@ -113,10 +114,9 @@ def build(module: Parts, config: ModelConfig) -> None:
     module.embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
     module.layers = Blocks(Block(config, options) for options in config.layers)
     module.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-    if any(_is_bounded(block) for block in module.layers):
-        module.lower_bounds = nn.Parameter(  # type: ignore[attr-defined]
-            torch.zeros(config.num_hidden_layers, config.hidden_size)
-        )
+    if any(_is_bounded(block) for i, block in enumerate(module.layers) if i > 0):
+        shape = (config.num_hidden_layers, config.hidden_size)
+        module.lower_bounds = nn.Parameter(torch.zeros(shape))  # type: ignore[attr-defined]
 
 
 def run(
@@ -143,9 +143,8 @@ def run(
             hidden.append(x if padding is None else padding.unpack(x))
         if padding is not None:
             before = block.mixer.grown(before, padding.extra)
-        # The first layer's bound is 0, which is none, and whose logarithm has no derivative.
-        shared = {"lower_bound": bounds[i]} if bounds is not None and i > 0 and _is_bounded(block) else {}
-        x, left = block(x, before, layout, keep, shared)
+        bounded = bounds is not None and i > 0 and _is_bounded(block)  # the first layer's bound is 0, which is none
+        x, left = block(x, before, layout, keep, bounds[i] if bounds is not None and bounded else None)
         if left is not None:
             after.append(left if padding is None else shrunk(left, padding.rows))
     x = module.norm(x)

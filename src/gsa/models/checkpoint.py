@@ -17,27 +17,36 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from gsa.errors import GSAError
+from gsa.mixers.registry import suggestion
 from gsa.models.config import ModelConfig
 from gsa.models.lm import LM
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 MODEL_TYPE = "gated_slot_attention"
-# What transformers adds to the fields of a ModelConfig.
-_OF_TRANSFORMERS = {
+# What transformers writes beside the fields of a ModelConfig.
+OF_TRANSFORMERS = {
     "architectures",
+    "attn_implementation",
+    "auto_map",
     "bos_token_id",
     "chunk_size_feed_forward",
     "dtype",
     "eos_token_id",
+    "experts_implementation",
     "id2label",
     "is_encoder_decoder",
     "label2id",
     "model_type",
+    "name_or_path",
+    "num_labels",
     "output_attentions",
     "output_hidden_states",
     "pad_token_id",
+    "per_layer_config",
     "problem_type",
+    "quantization_config",
     "return_dict",
+    "torch_dtype",
     "transformers_version",
     "use_cache",
 }
@@ -46,8 +55,11 @@ _OF_TRANSFORMERS = {
 def save_model(model: LM, folder: str | Path, **more: Any) -> None:
     """Writes a model to a folder that `load_model` and transformers read; more fields (eos_token_id, ...) if given.
 
-    Files appear under their names only when they are whole.
+    Files appear under their names only when they are whole, and the config last.
     """
+    model = getattr(model, "_orig_mod", model)  # of torch.compile
+    if not isinstance(model, LM):
+        raise GSAError(f"save_model: expected a gsa.LM, got {type(model).__name__}")
     weights = {name: x.detach().contiguous() for name, x in model.state_dict().items()}
     if model.config.tie_word_embeddings:
         del weights["lm_head.weight"]
@@ -57,7 +69,13 @@ def save_model(model: LM, folder: str | Path, **more: Any) -> None:
 def write_model(config: ModelConfig, weights: dict[str, Tensor], folder: str | Path, **more: Any) -> None:
     """The same from a config and tensors by name."""
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    for name in more:
+        if name not in OF_TRANSFORMERS:
+            raise GSAError(f"save_model: unknown field {name!r}{suggestion(name, OF_TRANSFORMERS)}")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise GSAError(f"save_model: {folder} is a file, expected a folder") from None
     dtype = str(next(iter(weights.values())).dtype).removeprefix("torch.")
     fields = {
         "architectures": ["GSAForCausalLM"],
@@ -66,15 +84,18 @@ def write_model(config: ModelConfig, weights: dict[str, Tensor], folder: str | P
         **config.to_dict(),
         **more,
     }
-    with _whole(folder / WEIGHTS) as path:
-        save_file(weights, path, metadata={"format": "pt"})
-    with _whole(folder / CONFIG) as path:
-        path.write_text(json.dumps(fields, indent=2) + "\n")
+    with written(folder / CONFIG) as config_file, written(folder / WEIGHTS) as weights_file:
+        save_file(weights, weights_file, metadata={"format": "pt"})
+        config_file.write_text(json.dumps(fields, indent=2) + "\n")
+        # From here to the end there is no config, rather than one that may not fit.
+        (folder / CONFIG).unlink(missing_ok=True)
+        for stale in (folder / INDEX, *folder.glob("model-*-of-*.safetensors")):
+            stale.unlink(missing_ok=True)
 
 
 @contextmanager
-def _whole(path: Path) -> Iterator[Path]:
-    """A place to write to; what was written gets its name at the end, at once."""
+def written(path: Path) -> Iterator[Path]:
+    """A place to write to; what was written gets its name at the end, at once. Of several, the last is named first."""
     folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     try:
         yield folder / path.name
@@ -94,6 +115,7 @@ def load_model(folder: str | Path, *, dtype: torch.dtype | None = None) -> LM:
     expected = {name: tuple(x.shape) for name, x in model.state_dict().items()}
     tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
     weights = load_weights(folder)
+    check_tied(config, weights, f"checkpoint {folder}")
     for name in expected:
         if name not in weights and name not in tied:
             raise GSAError(f"checkpoint {folder}: tensor {name} is missing")
@@ -113,6 +135,13 @@ def load_model(folder: str | Path, *, dtype: torch.dtype | None = None) -> LM:
     return model.requires_grad_()
 
 
+def check_tied(config: ModelConfig, weights: dict[str, Tensor], what: str) -> None:
+    """Raises if head and embedding should be one and are not."""
+    head, embeddings = weights.get("lm_head.weight"), weights.get("model.embeddings.weight")
+    if config.tie_word_embeddings and head is not None and embeddings is not None and not torch.equal(head, embeddings):
+        raise GSAError(f"{what}: tie_word_embeddings is true, but lm_head.weight is not model.embeddings.weight")
+
+
 def load_config(folder: str | Path) -> ModelConfig:
     """The config of a model folder."""
     path = Path(folder) / CONFIG
@@ -123,18 +152,25 @@ def load_config(folder: str | Path) -> ModelConfig:
             "`gsa import` reads flash-linear-attention's checkpoints"
         )
     try:
-        return ModelConfig.from_dict({key: value for key, value in fields.items() if key not in _OF_TRANSFORMERS})
+        return ModelConfig.from_dict({key: value for key, value in fields.items() if not of_transformers(key)})
     except GSAError as error:
         raise GSAError(f"{path}: {error}") from None
+
+
+def of_transformers(field: str) -> bool:
+    """Whether a field of config.json belongs to transformers."""
+    return field.startswith("_") or field in OF_TRANSFORMERS
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file."""
     try:
         fields = json.loads(path.read_text())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise GSAError(f"{path}: there is no such file") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except OSError as error:
+        raise GSAError(f"{path}: cannot be read: {error}") from None
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise GSAError(f"{path}: not JSON: {error}") from None
     if not isinstance(fields, dict):
         raise GSAError(f"{path}: expected a JSON object, got {type(fields).__name__}")
@@ -145,7 +181,7 @@ def load_weights(folder: str | Path) -> dict[str, Tensor]:
     """All tensors of a folder by name, from one safetensors file or several with an index."""
     folder = Path(folder)
     names = [WEIGHTS]
-    if (folder / INDEX).exists():
+    if not (folder / WEIGHTS).exists() and (folder / INDEX).exists():
         places = read_json(folder / INDEX).get("weight_map")
         if not isinstance(places, dict) or not all(isinstance(file, str) for file in places.values()):
             raise GSAError(f"{folder / INDEX}: weight_map must map tensors to files")

@@ -16,41 +16,29 @@ import torch
 from torch import Tensor
 
 from gsa.errors import GSAError
-from gsa.models.checkpoint import CONFIG, load_weights, read_json, write_model
+from gsa.models.checkpoint import (
+    CONFIG,
+    check_tied,
+    load_weights,
+    of_transformers,
+    read_json,
+    write_model,
+    written,
+)
 from gsa.models.config import ModelConfig
 from gsa.models.lm import LM
 
 Fields = dict[str, Any]
 
-# Fields that say nothing of what the model computes, for every kind.
+# Fields that say nothing of what the model computes, for every kind, beside those of transformers.
 _SILENT = {
-    "_name_or_path",
-    "architectures",
     "attn_mode",
-    "auto_map",
-    "bos_token_id",
-    "chunk_size_feed_forward",
-    "dtype",
-    "eos_token_id",
     "fuse_cross_entropy",
     "fuse_linear_cross_entropy",
     "fuse_norm",  # only names a norm of GLA and RetNet otherwise
     "fuse_swiglu",
-    "id2label",
-    "initializer_range",
-    "is_encoder_decoder",
-    "label2id",
     "max_position_embeddings",
-    "model_type",
-    "output_attentions",
-    "output_hidden_states",
-    "pad_token_id",
-    "problem_type",
-    "return_dict",
     "tokenizer_class",
-    "torch_dtype",
-    "transformers_version",
-    "use_cache",
     "use_l2warp",
 }
 # Fields that a kind stores and never reads.
@@ -98,15 +86,15 @@ class _Reader:
             raise self.fail(name, "expected at least 1")
         return value
 
-    def must_be(self, name: str, value: Any) -> None:
-        """A field that only one value can be represented of."""
+    def must_be(self, name: str, *values: Any) -> None:
+        """A field that only these values can be represented of, the first of which is FLA's default."""
         self.read = self.read | {name}
-        if self.fields.get(name, value) != value:
-            raise self.fail(name, f"only {value!r} can be represented")
+        if self.fields.get(name, values[0]) not in values:
+            raise self.fail(name, f"only {' or '.join(map(repr, values))} can be represented")
 
     def finish(self) -> None:
         for name, value in self.fields.items():
-            if name not in self.read and value not in (None, False):
+            if not (name in self.read or of_transformers(name) or value in (None, False)):
                 raise self.fail(name, "this field is not known, and may change what the model computes")
 
 
@@ -116,12 +104,13 @@ def convert_config(fields: Fields) -> ModelConfig:
     if not isinstance(kind, str) or kind not in _KINDS:
         raise GSAError(f"import: model_type is {kind!r}, expected one of {', '.join(_KINDS)}")
     reader = _Reader(fields, kind)
-    reader.must_be("hidden_act", "swish")
+    reader.must_be("hidden_act", "swish", "silu")
     reader.must_be("attnres_block_size", None)
     width, layers = reader.count("hidden_size"), reader.count("num_hidden_layers")
     inner = reader.count("intermediate_size", None)
     ratio = reader.get("hidden_ratio", int, 2 if kind == "retnet" and "hidden_ratio" not in fields else 4)
     options = _KINDS[kind](reader)
+    reader.get("elementwise_affine", bool, True)  # see `convert_weights`
     mixer = "attention" if kind == "transformer" else _pattern(kind, reader, layers)
     config = ModelConfig(
         mixer=mixer,
@@ -157,8 +146,8 @@ def _slots(reader: _Reader, heads: Fields) -> int:
     return reader.count("num_slots", width)
 
 
-def _feature_map(reader: _Reader, names: dict[str, str]) -> str:
-    name = reader.get("feature_map", str, "none")
+def _feature_map(reader: _Reader, names: dict[str, str], default: str = "none") -> str:
+    name = reader.get("feature_map", str, "none" if "feature_map" in reader.fields else default)
     if name != "none" and name not in names:
         raise reader.fail("feature_map", f"only null, {', '.join(names)} can be represented")
     return names.get(name, name)
@@ -167,13 +156,12 @@ def _feature_map(reader: _Reader, names: dict[str, str]) -> str:
 def _gsa(reader: _Reader) -> Fields:
     reader.must_be("expand_v", 1)  # FLA's own layer runs with no other
     heads = _heads(reader, 1.0, 1.0)
-    _affine(reader)
     return {
         **heads,
         **_convolution(reader),
         "num_key_value_heads": reader.count("num_kv_heads", None),
         "num_slots": _slots(reader, heads),
-        "feature_map": _feature_map(reader, {"swish": "swish", "relu": "relu", "t2r": "t2r"}),
+        "feature_map": _feature_map(reader, {"swish": "swish", "relu": "relu", "t2r": "t2r"}, "swish"),
         "gate_temperature": reader.get("gate_logit_normalizer", float, 8.0),
         "output_norm_eps": _EPSILON,
     }
@@ -181,7 +169,6 @@ def _gsa(reader: _Reader) -> Fields:
 
 def _gla(reader: _Reader) -> Fields:
     reader.must_be("clamp_min", None)
-    _affine(reader)
     return {
         **_heads(reader, 0.5, 1.0),
         **_convolution(reader),
@@ -192,7 +179,6 @@ def _gla(reader: _Reader) -> Fields:
 
 
 def _retnet(reader: _Reader) -> Fields:
-    _affine(reader)
     return {
         **_heads(reader, 1.0, 2.0),
         "num_key_value_heads": reader.count("num_kv_heads", None),
@@ -207,7 +193,6 @@ def _hgrn2(reader: _Reader) -> Fields:
         ratio = width // reader.count("num_heads")
     if width % ratio:
         raise reader.fail("expand_ratio", f"it must divide hidden_size {width}")
-    _affine(reader)
     return {
         **_convolution(reader),
         "num_attention_heads": width // ratio,
@@ -220,7 +205,6 @@ def _abc(reader: _Reader) -> Fields:
     low, high = reader.get("clamp_min", float, None), reader.get("clamp_max", float, None)
     if low is None or high is None or low != -high or high <= 0:
         raise reader.fail("clamp_min", f"only limits -x and x can be represented, clamp_max is {high!r}")
-    _affine(reader)
     heads = _heads(reader, 0.5, 1.0)
     return {
         **heads,
@@ -255,11 +239,6 @@ _KINDS: dict[str, Callable[[_Reader], Fields]] = {
 }
 
 
-def _affine(reader: _Reader) -> None:
-    """Without weights of its own, an output norm gets ones (see `convert_weights`)."""
-    reader.get("elementwise_affine", bool, True)
-
-
 def _pattern(mixer: str, reader: _Reader, layers: int) -> str:
     """The mixer of every layer: FLA puts softmax attention into those that `attn` names."""
     reader.read = reader.read | {"attn"}
@@ -267,13 +246,14 @@ def _pattern(mixer: str, reader: _Reader, layers: int) -> str:
     if specs is None:
         return mixer
     names = [mixer] * layers
-    for spec in [specs] if isinstance(specs, dict) else specs:
+    listed = [specs] if isinstance(specs, dict) else specs
+    for spec in listed if isinstance(listed, list) else [None]:
         if not isinstance(spec, dict) or not isinstance(spec.get("layers"), list):
             raise reader.fail("attn", "expected an object with `layers`, or a list of such")
         own = _Reader({"model_type": "attention", **spec}, "transformer")
         own.kind = f"{reader.kind}: attn"
-        options = _attention(own) | {"rope_theta": own.get("rope_theta", float, _THETA)}
-        options.pop("qk_norm")
+        own.must_be("qk_norm", False)
+        options = _attention(own)
         text = ",".join(f"{key}={str(value).lower()}" for key, value in options.items())
         for layer in spec["layers"]:
             if type(layer) is not int or not 0 <= layer < layers:
@@ -290,29 +270,36 @@ _RENAMED = (
 )
 
 
-def convert_weights(weights: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """The tensors of a FLA checkpoint by our names, all that the config asks for and no other."""
+def convert_weights(weights: dict[str, Tensor], config: ModelConfig, affine: bool = True) -> dict[str, Tensor]:
+    """The tensors of a FLA checkpoint by our names, all that the config asks for and no other.
+
+    Without `affine`, output norms have no weights there, and get ones.
+    """
     with torch.device("meta"):
         expected = LM(config).state_dict()
     renamed = {_rename(name): x for name, x in weights.items() if not name.endswith("rotary.inv_freq")}
+    check_tied(config, renamed, "import")
     if config.tie_word_embeddings:
         renamed.pop("lm_head.weight", None)
         expected.pop("lm_head.weight")
     dtype = renamed["model.embeddings.weight"].dtype if "model.embeddings.weight" in renamed else torch.float32
     for name, like in expected.items():
         up = name.replace(".gate_proj.", ".up_proj.")
-        if name.endswith("mlp.gate_proj.weight") and up not in renamed and name in renamed:
+        together = (2 * like.shape[0], *like.shape[1:])
+        if name.endswith("mlp.gate_proj.weight") and name in renamed and tuple(renamed[name].shape) == together:
             # Older versions keep both matrices of the MLP in one.
             renamed[name], renamed[up] = (part.contiguous() for part in renamed[name].chunk(2))
-        if name.endswith("mixer.norm.weight") and name not in renamed:
-            renamed[name] = torch.ones(like.shape, dtype=dtype)  # elementwise_affine false
+        if name.endswith("mixer.norm.weight") and not affine:
+            renamed.setdefault(name, torch.ones(like.shape, dtype=dtype))
         if name not in renamed:
             raise GSAError(f"import: tensor {name} is missing from the checkpoint")
         if renamed[name].shape != like.shape:
             raise GSAError(
                 f"import: tensor {name} is {list(renamed[name].shape)}, the config asks for {list(like.shape)}"
             )
-    for name in renamed:
+    for name, x in renamed.items():
+        if not x.is_floating_point():
+            raise GSAError(f"import: tensor {name} is {x.dtype}, expected floating point")
         if name not in expected:
             raise GSAError(f"import: tensor {name} has no place in the model that the config describes")
     return renamed
@@ -334,7 +321,10 @@ class Imported:
     copied: list[str]
 
 
-_BESIDE = ("generation_config.json", "special_tokens_map.json", "tokenizer.model", "vocab.json", "merges.txt")
+_BESIDE = re.compile(
+    r"tokenizer.*\.(json|model)|(added_tokens|generation_config|special_tokens_map|vocab)\.json|merges\.txt|vocab\.txt"
+    r"|spiece\.model|chat_template\.jinja"
+)
 
 
 def import_checkpoint(path: str | Path, out: str | Path) -> Imported:
@@ -346,18 +336,22 @@ def import_checkpoint(path: str | Path, out: str | Path) -> Imported:
         raise GSAError(f"import: {out} is the checkpoint itself; write to another folder")
     if (out / CONFIG).exists():
         raise GSAError(f"import: {out} holds a model already")
+    if out.exists() and not out.is_dir():
+        raise GSAError(f"import: {out} is a file, expected a folder")
     fields = read_json(path / CONFIG)
     config = convert_config(fields)
-    weights = convert_weights(load_weights(path), config)
+    weights = convert_weights(load_weights(path), config, fields.get("elementwise_affine") is not False)
     ids = {
         name: fields[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id") if fields.get(name) is not None
     }
-    write_model(config, weights, out, **ids)
-    beside = [
-        file for file in sorted(path.iterdir()) if file.name in _BESIDE or re.fullmatch(r"tokenizer.*\.json", file.name)
-    ]
+    for name, value in ids.items():
+        if type(value) is not int and not (isinstance(value, list) and all(type(x) is int for x in value)):
+            raise GSAError(f"import: {name} is {value!r}, expected a whole number")
+    out.mkdir(parents=True, exist_ok=True)
+    beside = [file for file in sorted(path.iterdir()) if _BESIDE.fullmatch(file.name)]
     for file in beside:
-        (out / file.name).write_bytes(file.read_bytes())
-    return Imported(
-        fields["model_type"], config, sum(x.numel() for x in weights.values()), [file.name for file in beside]
-    )
+        with written(out / file.name) as copy:
+            copy.write_bytes(file.read_bytes())
+    write_model(config, weights, out, **ids)  # last, since a model is there when its config is
+    parameters = sum(x.numel() for x in weights.values())
+    return Imported(fields["model_type"], config, parameters, [file.name for file in beside])

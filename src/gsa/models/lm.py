@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from gsa.errors import GSAError, raised_by
+from gsa.mixers.layout import describe, layout_of
 from gsa.models.backbone import Backbone, Blocks
 from gsa.models.config import ModelConfig
 from gsa.models.init import initialise
-from gsa.models.loss import linear_cross_entropy, next_token_labels
+from gsa.models.loss import IGNORED, linear_cross_entropy, next_token_labels
 from gsa.models.state import ModelState
 
 
@@ -92,7 +93,7 @@ class LM(nn.Module):
 
     @property
     def num_parameters(self) -> int:
-        """Trained numbers, shared ones counted once."""
+        """Numbers in all parameters, shared ones counted once."""
         return sum(p.numel() for p in self.parameters())
 
     @property
@@ -107,23 +108,31 @@ class LM(nn.Module):
 
     def _check(self, ids: Tensor, state: ModelState | None, labels: Tensor | None, cu_seqlens: Tensor | None) -> None:
         check_ids("ids", ids, self.config.vocab_size)
+        layout_of(ids, cu_seqlens, "LM")
         check_state(state, self.model.layers, ids.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1)
-        if labels is not None and (not isinstance(labels, Tensor) or labels.shape != ids.shape):
-            got = list(labels.shape) if isinstance(labels, Tensor) else type(labels).__name__
-            raise GSAError(f"LM: labels must have the shape of ids {list(ids.shape)}, got {got}")
-        if labels is not None and labels.dtype != torch.int64:
-            raise GSAError(f"LM: labels must be int64, got {labels.dtype}")
+        check_labels(labels, ids.shape, self.config.vocab_size)
 
 
 def check_ids(name: str, ids: object, vocab_size: int) -> None:
     """Raises unless ids are tokens [B, T] of the vocabulary (their values are read on the CPU only)."""
     if not isinstance(ids, Tensor) or ids.dim() != 2 or ids.dtype not in (torch.int32, torch.int64):
-        got = f"{ids.dtype} {list(ids.shape)}" if isinstance(ids, Tensor) else type(ids).__name__
-        raise GSAError(f"LM: {name} must be an int32 or int64 tensor [B, T], got {got}")
+        raise GSAError(f"LM: {name} must be an int32 or int64 tensor [B, T], got {describe(ids)}")
     if ids.device.type == "cpu" and ids.numel() and not torch.compiler.is_compiling():
         low, high = (int(x) for x in ids.aminmax())
         if low < 0 or high >= vocab_size:
             raise GSAError(f"LM: {name} must be in 0..{vocab_size - 1} (vocab_size {vocab_size}), got {low}..{high}")
+
+
+def check_labels(labels: object, shape: torch.Size, vocab_size: int) -> None:
+    """Raises unless labels are tokens of the vocabulary or -100, in the shape of the ids (values as in `check_ids`)."""
+    if labels is None:
+        return
+    if not isinstance(labels, Tensor) or labels.shape != shape or labels.dtype != torch.int64:
+        raise GSAError(f"LM: labels must be int64 in the shape of ids {list(shape)}, got {describe(labels)}")
+    if labels.device.type == "cpu" and not torch.compiler.is_compiling():
+        wrong = labels[(labels != IGNORED) & ((labels < 0) | (labels >= vocab_size))]
+        if wrong.numel():
+            raise GSAError(f"LM: labels must be in 0..{vocab_size - 1}, or {IGNORED}, got {int(wrong[0])}")
 
 
 def check_state(state: object, layers: Blocks, sequences: int) -> None:

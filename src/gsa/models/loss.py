@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gsa.errors import GSAError
-from gsa.mixers.fused import liger
+from gsa.mixers.fused import liger_for
 from gsa.mixers.layout import padding_of
 from gsa.ops.state import compute_dtype
 
@@ -34,16 +34,22 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, labels: Tensor, *, count: Te
         raise GSAError(
             f"linear_cross_entropy: labels must be int64 [T] = [{x.shape[0]}], got {labels.dtype} {list(labels.shape)}"
         )
+    if weight.device != x.device or labels.device != x.device:
+        # the weight of a head that is kept elsewhere, for example
+        raise GSAError(
+            f"linear_cross_entropy: x is on {x.device}, weight on {weight.device}, labels on {labels.device}; "
+            "they must be on one device"
+        )
     if count is None:
         count = (labels != IGNORED).sum()
-    if x.is_cuda and not torch.compiler.is_compiling() and (pieces := liger()) is not None:
-        sum_of = (None, None, IGNORED, 0.0, 0.0, "sum", None, False, torch.float32)
-        return pieces["linear_cross_entropy"](x, weight, labels, *sum_of)[0] / count
     if torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
         x, weight = x.to(dtype), weight.to(dtype)
     if x.dtype != weight.dtype:
         raise GSAError(f"linear_cross_entropy: x is {x.dtype}, weight is {weight.dtype}")
+    if not torch.compiler.is_compiling() and (pieces := liger_for(x)) is not None:
+        sum_of = (None, None, IGNORED, 0.0, 0.0, "sum", None, False, torch.float32)
+        return pieces["linear_cross_entropy"](x, weight, labels, *sum_of)[0] / count
     x_grad, weight_grad = (torch.is_grad_enabled() and tensor.requires_grad for tensor in (x, weight))
     return _linear_cross_entropy(x, weight, labels, x_grad, weight_grad)[0] / count
 
@@ -96,10 +102,12 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 
 def _backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    if torch.is_grad_enabled():
+        raise GSAError("linear_cross_entropy: it has no second derivative")
     x_grad, weight_grad = ctx.saved_tensors
     needs_x, needs_weight = ctx.needs
     return (
-        x_grad * grad.to(x_grad.dtype) if needs_x else None,
+        (x_grad.to(grad.dtype) * grad).to(x_grad.dtype) if needs_x else None,
         (weight_grad * grad).to(ctx.dtype) if needs_weight else None,
         None,
         None,
@@ -112,12 +120,14 @@ _linear_cross_entropy.register_autograd(_backward, setup_context=_save)
 
 def next_token_labels(labels: Tensor, mask: Tensor | None, cu_seqlens: Tensor | None) -> Tensor:
     """What each token should predict [B, T]: the label after it in its sequence; -100 at the ends and at pads."""
+    if labels.shape[1] == 0:
+        return labels
     padding = padding_of(mask, labels, cu_seqlens, "labels")
     if padding is not None:
         packed = padding.pack(torch.where(padding.mask, labels, IGNORED))
         return padding.unpack(next_token_labels(packed, None, padding.cu_seqlens), IGNORED)
     shifted = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
-    if cu_seqlens is None or labels.shape[1] == 0:
+    if cu_seqlens is None:
         return shifted
     ends = (cu_seqlens[1:].to(device=labels.device, dtype=torch.int64) - 1) % labels.shape[1]  # -1: an empty beginning
     return shifted.index_fill(1, ends, IGNORED)

@@ -10,21 +10,8 @@ from transformers import PreTrainedConfig
 from gsa.auto_classes import register_models
 from gsa.errors import GSAError
 from gsa.mixers.registry import suggestion
+from gsa.models.checkpoint import MODEL_TYPE, of_transformers
 from gsa.models.config import ModelConfig
-
-# What transformers itself puts into configs beside fields.
-_OF_TRANSFORMERS = {
-    "attn_implementation",
-    "auto_map",
-    "experts_implementation",
-    "model_type",
-    "name_or_path",
-    "num_labels",
-    "output_attentions",
-    "per_layer_config",
-    "quantization_config",
-    "torch_dtype",
-}
 
 
 class GSAConfig(PreTrainedConfig):
@@ -34,7 +21,7 @@ class GSAConfig(PreTrainedConfig):
     'gsa'
     """
 
-    model_type = "gated_slot_attention"
+    model_type = MODEL_TYPE
     keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012  (as transformers declares it)
 
     for _field in fields(ModelConfig):
@@ -49,7 +36,7 @@ class GSAConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         for name in kwargs:
-            if not (name.startswith("_") or name in _OF_TRANSFORMERS):
+            if not of_transformers(name):
                 raise GSAError(f"GSAConfig: unknown field {name!r}{suggestion(name, self.__annotations__)}")
         super().__post_init__(**kwargs)
         self.to_model_config()  # checks all fields

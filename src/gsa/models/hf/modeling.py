@@ -10,13 +10,14 @@ from transformers import Cache, GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 from gsa.errors import GSAError
+from gsa.mixers.layout import describe
 from gsa.mixers.parts import RMSNorm
 from gsa.models.backbone import Blocks, build, run
 from gsa.models.checkpoint import check_files
 from gsa.models.hf.cache import GSACache
 from gsa.models.hf.config import GSAConfig
 from gsa.models.init import initialise
-from gsa.models.lm import check_ids, check_state
+from gsa.models.lm import check_ids, check_labels, check_state
 from gsa.models.loss import linear_cross_entropy, next_token_labels
 
 
@@ -115,6 +116,9 @@ class GSAModel(GSAPreTrainedModel):
             check_ids("input_ids", input_ids, self.embeddings.num_embeddings)
             inputs_embeds = self.embeddings(input_ids)
         assert inputs_embeds is not None
+        width = self.config.hidden_size
+        if inputs_embeds.dim() != 3 or inputs_embeds.shape[2] != width:
+            raise GSAError(f"GSAModel: inputs_embeds must be [B, T, {width}], got {list(inputs_embeds.shape)}")
         if use_cache is None:
             use_cache = past_key_values is not None or (
                 self.config.use_cache and not self.training and cu_seqlens is None
@@ -154,8 +158,8 @@ def _last(mask: Tensor | None, length: int) -> Tensor | None:
     """The part of an attention mask that is about the newest tokens; the state knows of the earlier ones."""
     if mask is None:
         return None
-    if mask.dim() != 2 or mask.shape[1] < length:
-        raise GSAError(f"GSAModel: attention_mask must be [B, T] with T of at least {length}, got {list(mask.shape)}")
+    if not isinstance(mask, Tensor) or mask.dim() != 2 or mask.shape[1] < length:
+        raise GSAError(f"GSAModel: attention_mask must be [B, T] with T of at least {length}, got {describe(mask)}")
     return mask[:, mask.shape[1] - length :]
 
 
@@ -205,8 +209,7 @@ class GSAForCausalLM(GSAPreTrainedModel, GenerationMixin):
         loss: Any = None
         logits: Any = None
         if labels is not None:
-            if labels.shape != x.shape[:2]:
-                raise GSAError(f"GSAForCausalLM: labels must be [B, T] = {list(x.shape[:2])}, got {list(labels.shape)}")
+            check_labels(labels, x.shape[:2], self.lm_head.weight.shape[0])
             targets = next_token_labels(labels.to(x.device), _last(attention_mask, x.shape[1]), cu_seqlens)
             count = num_items_in_batch
             if isinstance(count, Tensor):
@@ -244,7 +247,7 @@ class GSAForCausalLM(GSAPreTrainedModel, GenerationMixin):
         prepare: Any = super()._prepare_cache_for_generation  # type: ignore[misc]
         prepare(generation_config, model_kwargs, *args, **kwargs)
         if isinstance(given, GSACache):
-            _mask_the_past(given.seen, generation_config, model_kwargs)
+            _check_past(given.seen, generation_config, model_kwargs)
         elif given is None and generation_config.use_cache:
             model_kwargs["past_key_values"] = GSACache()
 
@@ -252,14 +255,13 @@ class GSAForCausalLM(GSAPreTrainedModel, GenerationMixin):
         raise GSAError("GSAForCausalLM: there are no pages of keys and values to batch; the state is a GSACache")
 
 
-def _mask_the_past(seen: int, generation_config: Any, model_kwargs: dict[str, Any]) -> None:
-    """Tells `generate` that there are earlier tokens when it is given new ones alone, with a mask of just these."""
+def _check_past(seen: int, generation_config: Any, model_kwargs: dict[str, Any]) -> None:
+    """Raises where `generate` would take new tokens for the whole text, since no mask tells of the past."""
     mask = model_kwargs.get("attention_mask")
     # A mask that hides nothing is dropped by newer versions of transformers, which then keep its length.
     length = getattr(generation_config, "_mask_length", None) if mask is None else mask.shape[1]
-    if length is None or length > seen:
-        return
-    if mask is None:
-        generation_config._mask_length = seen + length
-    else:
-        model_kwargs["attention_mask"] = nn.functional.pad(mask, (seen, 0), value=1)
+    if length is not None and length <= seen:
+        raise GSAError(
+            f"GSAForCausalLM: the cache has seen {seen} tokens, attention_mask covers {length}: give the whole text, "
+            "earlier tokens included, or the new tokens with an attention_mask over all"
+        )

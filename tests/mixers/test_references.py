@@ -30,8 +30,8 @@ from transformers.models.mamba.modeling_mamba import MambaMixer
 
 from gsa import LM, ModelConfig, preset
 from gsa.mixers import MIXERS, mixer
+from tests.fla_naive import naive
 from tests.ops.cases import relative_error
-from tests.ops.test_against_fla import naive
 
 Parameters = dict[str, Tensor]
 

@@ -21,17 +21,15 @@ Fields with a shorter reach than they seem to have:
 
 from __future__ import annotations
 
-import functools
-import importlib.util
 import math
 from collections.abc import Callable
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from tests.fla_naive import naive
 
 Config = dict[str, Any]
 Weights = dict[str, Tensor]
@@ -571,21 +569,6 @@ MIXERS: dict[str, Callable[[Config, Weights, Tensor], Tensor]] = {
 
 # --- the operators, on [B, T, heads, width]: fla's references; these compute in float32 whatever they are given, so
 # doubles go through a loop over the tokens instead
-
-
-@functools.cache
-def naive(operation: str) -> ModuleType:
-    """fla.ops.<operation>.naive, by its file: the package itself cannot be imported without Triton."""
-    package = importlib.util.find_spec("fla")
-    assert package is not None
-    assert package.submodule_search_locations
-    path = Path(package.submodule_search_locations[0], "ops", operation, "naive.py")
-    spec = importlib.util.spec_from_file_location(f"fla_naive_{operation}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def heads_first(*tensors: Tensor) -> list[Tensor]:

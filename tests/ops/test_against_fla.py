@@ -1,32 +1,15 @@
 """Agreement with an independent implementation: flash-linear-attention's own references, on their own shapes."""
 
-import importlib.util
-from pathlib import Path
-from types import ModuleType
-
 import pytest
 import torch
 from torch.nn.functional import logsigmoid
 
 from gsa.ops import SlotState, attention_with_bounded_memory, backends, gated_linear_attention, gated_slot_attention
+from tests.fla_naive import naive
 from tests.ops.cases import relative_error
 
 pytestmark = pytest.mark.parametrize("engine", backends())
 B, T, H, HQ, K, V, M = 2, 130, 2, 4, 32, 16, 8
-
-
-def naive(operation: str) -> ModuleType:
-    """fla.ops.<operation>.naive, by its file: the package itself cannot be imported without Triton."""
-    package = importlib.util.find_spec("fla")
-    assert package is not None
-    assert package.submodule_search_locations
-    path = Path(package.submodule_search_locations[0], "ops", operation, "naive.py")
-    spec = importlib.util.spec_from_file_location(f"fla_naive_{operation}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def qkv(heads: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

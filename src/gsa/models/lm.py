@@ -108,8 +108,8 @@ class LM(nn.Module):
 
     def _check(self, ids: Tensor, state: ModelState | None, labels: Tensor | None, cu_seqlens: Tensor | None) -> None:
         check_ids("ids", ids, self.config.vocab_size)
-        layout_of(ids, cu_seqlens, "LM")
-        check_state(state, self.model.layers, ids.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1)
+        sequences = ids.shape[0] if cu_seqlens is None else layout_of(ids, cu_seqlens, "LM").sequences
+        check_state(state, self.model.layers, sequences)
         check_labels(labels, ids.shape, self.config.vocab_size)
 
 

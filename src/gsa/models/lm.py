@@ -50,7 +50,7 @@ class LM(nn.Module):
         self.config = config
         self.model = Backbone(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.apply(lambda module: initialise(module, config))
+        self.apply(lambda module: initialise(module, config.initializer_range, config.num_hidden_layers))
         self.tie_weights()
 
     def tie_weights(self) -> None:

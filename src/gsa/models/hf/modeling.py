@@ -37,7 +37,7 @@ class GSAPreTrainedModel(PreTrainedModel):
     _can_compile_fullgraph = True
 
     def _init_weights(self, module: nn.Module) -> None:
-        initialise(module, self.config.to_model_config())
+        initialise(module, self.config.initializer_range, self.config.num_hidden_layers)
 
     def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
         """transformers leaves out modules outside its own code that have only children; ours also scale those."""
@@ -50,13 +50,14 @@ class GSAPreTrainedModel(PreTrainedModel):
     @classmethod
     def from_pretrained(  # type: ignore[override]
         cls,
-        path: Any,
+        pretrained_model_name_or_path: Any,
         *args: Any,
         output_loading_info: bool = False,
         ignore_mismatched_sizes: bool = False,
         **options: Any,
     ) -> Any:
         """As in transformers; but tensors that are missing, too many or of another shape are errors that name them."""
+        path = pretrained_model_name_or_path
         try:
             loaded: Any = super().from_pretrained(
                 path, *args, output_loading_info=True, ignore_mismatched_sizes=True, **options

@@ -48,7 +48,7 @@ class GSAPreTrainedModel(PreTrainedModel):
             super()._initialize_weights(module, False)
 
     @classmethod
-    def from_pretrained(  # type: ignore[override]
+    def from_pretrained(
         cls,
         pretrained_model_name_or_path: Any,
         *args: Any,

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from gsa.bench import ops
 from gsa.bench.chart import bars, save_lines
-from gsa.bench.memory import measurable
+from gsa.bench.memory import measurable, measured_alone
 from gsa.bench.timing import race
 from gsa.errors import GSAError
 
@@ -89,6 +89,11 @@ def test_bad_threads() -> None:
 def test_peak_memory_is_at_least_what_cannot_be_avoided() -> None:
     forward = ops.peak_memory(ops.Entry(2, 64, 8192, False), 16, "chunk", 1)
     assert 1.0 <= forward < 6  # at this size the working memory counts for more than the tensors
+
+
+def test_a_measurement_that_fails_says_why() -> None:
+    with pytest.raises(GSAError, match="the memory measurement failed: .*no attribute 'nothing'"):
+        measured_alone("gsa.bench.ops:nothing", {})
 
 
 def test_charts(tmp_path: Path) -> None:

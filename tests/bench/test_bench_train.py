@@ -7,7 +7,7 @@ import torch
 from rich.console import Console
 
 from gsa.bench import train
-from gsa.bench.memory import measurable
+from gsa.bench.memory import measurable, measured_alone
 from gsa.errors import GSAError
 from gsa.mixers import MIXERS
 
@@ -77,5 +77,5 @@ def test_mistakes(options: dict, message: str) -> None:
 
 @pytest.mark.skipif(not measurable(), reason="this system does not tell a process's peak memory")
 def test_memory_holds_model_gradients_and_optimiser() -> None:
-    peak = train.memory_of_step({"mixer": "gsa", "T": 16, "threads": 1})["peak"]
+    peak = measured_alone("gsa.bench.train:memory_of_step", {"mixer": "gsa", "T": 16, "threads": 1})["peak"]
     assert peak > 3.5 * 4 * 36e6

@@ -24,8 +24,8 @@ def measured_alone(task: str, setting: dict[str, Any]) -> dict[str, Any]:
         check=False,
     )
     if run.returncode:
-        last = [*run.stderr.strip().splitlines(), "no message"][-1 if not run.stderr.strip() else -2]
-        raise GSAError(f"bench: the memory measurement failed: {last}")
+        lines = run.stderr.strip().splitlines() or ["no message"]
+        raise GSAError(f"bench: the memory measurement failed: {lines[-1]}")
     return json.loads(run.stdout)
 
 

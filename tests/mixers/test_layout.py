@@ -213,7 +213,37 @@ def test_what_is_no_state_is_refused(system: str) -> None:
             layer(tokens(B, T), wrong)
 
 
+@every_system
+def test_a_misspelt_argument_is_refused(system: str) -> None:
+    layer, x = build(system), tokens(1, T)
+    for wrong in ({"cu_seqlen": torch.tensor([0, T])}, {"attention_mask": torch.ones(1, T)}):
+        with pytest.raises(TypeError, match=next(iter(wrong))):
+            layer(x, **wrong)
+    if layer.options.mixer != "hgrn2":
+        with pytest.raises(TypeError, match="lower_bound"):
+            layer(x, lower_bound=torch.zeros(2, D))
+
+
 # What is promised
+
+
+@every_system
+def test_a_state_that_is_not_wanted_does_not_come_back(system: str) -> None:
+    layer, x = build(system), tokens(2, T)
+    mask = torch.tensor([[1] * T, [0] + [1] * (T - 1)])
+    for how in ({}, {"mask": mask}):
+        y, state = layer(x, **how, keep=False)
+        assert state is None
+        assert torch.equal(y, layer(x, **how)[0])
+
+
+def test_a_bound_keeps_at_least_so_much() -> None:
+    """HGRN2 by itself takes a bound too: with one of nearly 1, gates keep nearly everything."""
+    layer, x = build("hgrn2"), tokens(1, T)
+    kept = torch.tensor(0.999, dtype=torch.float64)
+    bound = torch.stack([kept.log(), (1 - kept).log()])[:, None].expand(2, D)
+    free, bounded = (layer(x, lower_bound=given)[1]["S"] for given in (None, bound))
+    assert bounded.abs().max() < 0.1 * free.abs().max()  # what is not forgotten is not written either
 
 
 @every_system

@@ -137,7 +137,7 @@ def slot_results(case: Case, inputs: Tensors, backend: str, gradients: bool = Tr
         recompute=case.recompute,
     )
     assert state is not None
-    return _with_gradients({"o": o, "final_k": state.k, "final_v": state.v}, x, gradients)
+    return with_gradients({"o": o, "final_k": state.k, "final_v": state.v}, x, gradients)
 
 
 def linear_results(case: Case, inputs: Tensors, backend: str) -> Tensors:
@@ -158,10 +158,10 @@ def linear_results(case: Case, inputs: Tensors, backend: str) -> Tensors:
         recompute=case.recompute,
     )
     assert state is not None
-    return _with_gradients({"o": o, "final": state}, x, True)
+    return with_gradients({"o": o, "final": state}, x, True)
 
 
-def _with_gradients(outputs: Tensors, inputs: Tensors, gradients: bool) -> Tensors:
+def with_gradients(outputs: Tensors, inputs: Tensors, gradients: bool) -> Tensors:
     results = {name: y.detach() for name, y in outputs.items()}
     if gradients:
         random = torch.Generator().manual_seed(3)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gsa.ops import BoundedMemoryState, attention_with_bounded_memory, backends
-from tests.ops.cases import Case, Tensors, _with_gradients, assert_close, in_double, relative_error, slot_inputs
+from tests.ops.cases import Case, Tensors, assert_close, in_double, relative_error, slot_inputs, with_gradients
 
 ENGINES = [name for name in backends() if name != "reference"]
 both_forms = pytest.mark.parametrize("normalise", [False, True])
@@ -36,7 +36,7 @@ def call(x: Tensors, **options: Any) -> tuple[torch.Tensor, BoundedMemoryState]:
 def results(x: Tensors, case: Case, **options: Any) -> Tensors:
     y = {name: t.detach().clone().requires_grad_() for name, t in x.items()}
     o, state = call(y, cu_seqlens=case.packed().cu_seqlens, **options)
-    return _with_gradients({"o": o, "final_k": state.k, "final_v": state.v, "final_z": state.log_z}, y, True)
+    return with_gradients({"o": o, "final_k": state.k, "final_v": state.v, "final_z": state.log_z}, y, True)
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -18,7 +18,7 @@ from gsa.ops import (
     gated_slot_attention_step,
     use_backend,
 )
-from tests.ops.cases import Case, _with_gradients, assert_close, relative_error, slot_inputs, slot_results
+from tests.ops.cases import Case, assert_close, relative_error, slot_inputs, slot_results, with_gradients
 
 ENGINES = [name for name in backends() if name != "reference"]
 pytestmark = pytest.mark.parametrize("engine", ENGINES)
@@ -97,7 +97,7 @@ def test_only_some_inputs_want_gradients(engine: str) -> None:
         )
         assert state is not None
         outputs = {"o": o, "final_k": state.k, "final_v": state.v}
-        alone = _with_gradients(outputs, {wanted: y[wanted]}, True)
+        alone = with_gradients(outputs, {wanted: y[wanted]}, True)
         torch.testing.assert_close(alone[f"d{wanted}"], full[f"d{wanted}"])
 
 
@@ -115,7 +115,7 @@ def test_a_loss_on_some_outputs_only(engine: str, wanted: str) -> None:
         )
         assert state is not None
         outputs = {"o": o, "final_k": state.k, "final_v": state.v}
-        results.append(_with_gradients({wanted: outputs[wanted]}, x, True))
+        results.append(with_gradients({wanted: outputs[wanted]}, x, True))
     assert_close(*results, torch.float64)
 
 

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from importlib import import_module
 from itertools import pairwise
 from typing import Any
 
@@ -18,7 +17,7 @@ from gsa.errors import GSAError
 from gsa.ops import backends, check_values, selective_scan
 from gsa.ops import selective_scan_chunk as chunk_form
 from gsa.ops.native import library
-from tests.ops.cases import Tensors, _with_gradients, assert_close, in_double, relative_error
+from tests.ops.cases import Tensors, assert_close, in_double, relative_error, with_gradients
 
 ENGINES = [name for name, reason in backends().items() if name != "reference" and reason is None]
 every_engine = pytest.mark.parametrize("engine", ENGINES)
@@ -76,7 +75,7 @@ def results_of(case: Case, inputs: Tensors, engine: str, gradients: bool = True)
         backend=engine,
     )
     assert state is not None
-    return _with_gradients({"y": y, "final": state}, x, gradients)
+    return with_gradients({"y": y, "final": state}, x, gradients)
 
 
 def exact_results(case: Case, inputs: Tensors, dtype: torch.dtype) -> Tensors:
@@ -131,8 +130,8 @@ def test_agrees_with_the_token_loop(engine: str, name: str, dtype: torch.dtype, 
 
 def test_agrees_with_transformers() -> None:
     """What Hugging Face computes without CUDA, where the skip and the gate are left out."""
-    assert pytest.importorskip("transformers").AutoConfig  # before any model, or `gsa` is asked for its own too early
-    modeling = import_module("transformers.models.mamba.modeling_mamba")
+    from transformers.models.mamba import modeling_mamba as modeling
+
     x = inputs_of(Case(initial=False), torch.float32)
     u, dt, B, C = (x[n].transpose(1, 2) for n in ("u", "dt", "B", "C"))
     y, state = modeling.mamba_selective_scan(u, dt, x["A"], B, C, return_last_state=True)
@@ -281,7 +280,7 @@ def test_only_one_input_wants_a_gradient(engine: str, wanted: str) -> None:
         *(leaves[n] for n in NAMES), initial_state=leaves["state"], output_final_state=True, backend=engine
     )
     assert state is not None
-    alone = _with_gradients({"y": y, "final": state}, {wanted: leaves[wanted]}, True)
+    alone = with_gradients({"y": y, "final": state}, {wanted: leaves[wanted]}, True)
     torch.testing.assert_close(alone[f"d{wanted}"], full[f"d{wanted}"])
 
 
@@ -295,7 +294,7 @@ def test_a_loss_on_some_outputs_only(engine: str, wanted: str) -> None:
             *(x[n] for n in NAMES), initial_state=x["state"], output_final_state=True, backend=backend
         )
         assert state is not None
-        results.append(_with_gradients({wanted: {"y": y, "final": state}[wanted]}, x, True))
+        results.append(with_gradients({wanted: {"y": y, "final": state}[wanted]}, x, True))
     assert_close(*results, torch.float64)
 
 
@@ -349,7 +348,7 @@ def test_compiles_whole(engine: str, dynamic: bool) -> None:
             x = {n: t.clone().requires_grad_() for n, t in inputs.items()}
             y, state = function(x, case.cu_seqlens)
             assert state is not None
-            results.append(_with_gradients({"y": y, "final": state}, x, True))
+            results.append(with_gradients({"y": y, "final": state}, x, True))
         assert_close(*results, torch.float64)
     with torch.no_grad():  # what decoding does
         x = inputs_of(Case(T=1))

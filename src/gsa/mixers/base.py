@@ -61,16 +61,19 @@ class Mixer(nn.Module, ABC):
         mask: Tensor | None = None,
         layout: Layout | None = None,
         keep: bool = True,
-        **shared: Tensor,
+        lower_bound: Tensor | None = None,
     ) -> tuple[Tensor, State | None]:
         """y [B, T, D] and the state behind the last token.
 
         `state` is what an earlier call returned, or `init_state(N)`, or None for a beginning; it is not changed. With
         `cu_seqlens` [N+1], B is 1 and N sequences lie end to end. `mask` [B, T] is 0 at pads, which may lie anywhere
-        and change nothing; y is 0 there. A model, which has checked and packed for all of its layers, gives a `layout`
-        instead, what its mixers share, and whether to `keep` the state.
+        and change nothing; y is 0 there. Without `keep`, no state comes back. A model, which has checked and packed for
+        all of its layers, gives a `layout` instead of the two; and to HGRN2 its `lower_bound`.
         """
+        shared = {} if lower_bound is None else {"lower_bound": lower_bound}
         if layout is not None:
+            assert cu_seqlens is None
+            assert mask is None
             return self.mix(x, state, layout, keep, **shared)
         name = self.options.mixer
         self._check(x, name)
@@ -78,11 +81,11 @@ class Mixer(nn.Module, ABC):
         if padding is None:
             layout = layout_of(x, cu_seqlens, name)
             self.check_state(state, layout.sequences)
-            return self.mix(x, state, layout)
+            return self.mix(x, state, layout, keep, **shared)
         self.check_state(state, x.shape[0])
         packed = padding.pack(x)
         layout = Layout(1, packed.shape[1], x.device, padding.cu_seqlens)
-        y, after = self.mix(packed, self.grown(state, padding.extra), layout)
+        y, after = self.mix(packed, self.grown(state, padding.extra), layout, keep, **shared)
         return padding.unpack(y), None if after is None else shrunk(after, padding.rows)
 
     @abstractmethod

@@ -60,7 +60,7 @@ class LinearOptions(RetNetOptions):
 
 
 class Retention(HeadMixer):
-    """The mixers `retnet`, `supra` and `linear`."""
+    """The mixer `retnet`; with other defaults also `supra` and `linear`."""
 
     Options = RetNetOptions
     options: RetNetOptions
@@ -95,10 +95,14 @@ class Retention(HeadMixer):
 
 
 class SUPRA(Retention):
+    """The mixer `supra`."""
+
     Options = SUPRAOptions
 
 
 class LinearAttention(Retention):
+    """The mixer `linear`."""
+
     Options = LinearOptions
 
 

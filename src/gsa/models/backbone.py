@@ -63,8 +63,7 @@ class Block(nn.Module):
     def _run(
         self, x: Tensor, state: State | None, layout: Layout, keep: bool, lower_bound: Tensor | None
     ) -> tuple[Tensor, State | None]:
-        shared = {} if lower_bound is None else {"lower_bound": lower_bound}
-        y, state = self.mixer(self.mixer_norm(x), state, layout=layout, keep=keep, **shared)
+        y, state = self.mixer(self.mixer_norm(x), state, layout=layout, keep=keep, lower_bound=lower_bound)
         x = x + y
         if self.mlp is not None:
             x = x + self.mlp(self.mlp_norm(x))

@@ -40,7 +40,7 @@ def check_values(enabled: bool = True) -> Iterator[None]:
         _check_values.reset(token)
 
 
-def _values_are_checked() -> bool:
+def values_are_checked() -> bool:
     chosen = _check_values.get()
     return os.environ.get("GSA_CHECK_VALUES", "0") not in ("", "0") if chosen is None else chosen
 
@@ -109,7 +109,7 @@ class Checker:
         if widths is not None and g.shape[-1] not in widths.values():
             allowed = " or ".join(key if key.isdigit() else f"{key} = {value}" for key, value in widths.items())
             raise self.fail(f"{name} has width {g.shape[-1]}, expected {allowed}")
-        if log_decay and not torch.compiler.is_compiling() and _values_are_checked() and g.numel():
+        if log_decay and not torch.compiler.is_compiling() and values_are_checked() and g.numel():
             highest = float(g.detach().amax())  # NaN if any is NaN
             if not highest <= 0:
                 raise self.fail(f"{name} is a log forget gate, at most 0, but its largest value is {highest}")

@@ -30,6 +30,11 @@ SEGMENT_ELEMENTS = 1 << 19
 CHUNKS_BEFORE_LANES = 8
 
 
+def sequence_count(x: Tensor, cu_seqlens: Tensor | None) -> int:
+    """N: the rows of x, or the packed sequences."""
+    return x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+
+
 def sequence_bounds(B: int, T: int, cu_seqlens: Tensor | None) -> list[tuple[int, int, int]]:
     """(row, start, stop) of every sequence; checks the values of cu_seqlens."""
     if cu_seqlens is None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gsa.errors import GSAError, raised_by
+from gsa.ops.layout import sequence_count
 from gsa.ops.state import SlotState, compute_dtype
 
 Shape = tuple[int, ...]
@@ -123,7 +124,7 @@ def register(name: str, kernels: Kernels) -> Operators:
         cu_seqlens: Tensor | None,
         recompute: bool = True,
     ) -> tuple[Tensor, Tensor]:
-        keep = _keep(name, "gated_linear_attention", recompute, q, k, v, gk, gv, initial_state)
+        keep = what_to_keep(name, "gated_linear_attention", recompute, q, k, v, gk, gv, initial_state)
         o, final, _ = gla(q, k, v, gk, gv, initial_state, cu_seqlens, scale, keep)
         return o, final
 
@@ -141,14 +142,14 @@ def register(name: str, kernels: Kernels) -> Operators:
         recompute: bool = True,
     ) -> tuple[Tensor, SlotState]:
         initial_k, initial_v = (None, None) if initial_state is None else initial_state
-        keep = _keep(name, "gated_slot_attention", recompute, q, k, v, g, s, initial_k, initial_v)
+        keep = what_to_keep(name, "gated_slot_attention", recompute, q, k, v, g, s, initial_k, initial_v)
         o, final_k, final_v, *_ = gsa(q, k, v, g, s, initial_k, initial_v, cu_seqlens, scale, readout, keep)
         return o, SlotState(final_k, final_v)
 
     return Operators(gated_linear_attention, gated_slot_attention)
 
 
-def _keep(engine: str, operation: str, recompute: bool, *inputs: Tensor | None) -> str:
+def what_to_keep(engine: str, operation: str, recompute: bool, *inputs: Tensor | None) -> str:
     """What the forward pass must leave for a backward pass, if there can be one."""
     if not torch.compiler.is_compiling() and torch.autograd.forward_ad._current_level >= 0:
         # The operators know backward mode only, and would pass on no derivative at all.
@@ -158,7 +159,7 @@ def _keep(engine: str, operation: str, recompute: bool, *inputs: Tensor | None) 
     return "marks" if recompute else "states"
 
 
-def _operator(name: str, operation: str, inputs: str, outputs: int, compute: Callable[..., Any]) -> Any:
+def define(name: str, operation: str, inputs: str, outputs: int, compute: Callable[..., Any]) -> Any:
     """Registers `compute` as an operator; it runs at full precision whatever autocast says, and returns tensors."""
 
     def run(*args: Any) -> tuple[Tensor, ...]:
@@ -171,18 +172,14 @@ def _operator(name: str, operation: str, inputs: str, outputs: int, compute: Cal
     return torch.library.custom_op(f"gsa::{name}", run, mutates_args=(), schema=f"({inputs}) -> ({returns})")
 
 
-def _sequences(q: Tensor, cu_seqlens: Tensor | None) -> int:
-    return q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-
-
 def _like(x: Tensor | None, q: Tensor) -> Tensor:
     return q.new_empty(0) if x is None else torch.empty_like(x)
 
 
 def _register_gla(name: str, kernels: Kernels) -> Any:
     operation = "gated_linear_attention"
-    forward = _operator(f"{name}_gla", operation, f"{_GLA}, float scale, str keep", 3, kernels.gla_forward)
-    backward = _operator(
+    forward = define(f"{name}_gla", operation, f"{_GLA}, float scale, str keep", 3, kernels.gla_forward)
+    backward = define(
         f"{name}_gla_backward",
         operation,
         f"Tensor do, Tensor? dfinal, {_GLA}, Tensor kept, float scale, str keep",
@@ -195,13 +192,13 @@ def _register_gla(name: str, kernels: Kernels) -> Any:
         dtype, H, K, V = compute_dtype(q.dtype), k.shape[2], k.shape[3], v.shape[3]
         return (
             q.new_empty(*q.shape[:3], V),
-            q.new_empty((_sequences(q, cu_seqlens), H, K, V), dtype=dtype),
+            q.new_empty((sequence_count(q, cu_seqlens), H, K, V), dtype=dtype),
             q.new_empty(kernels.kept_shape(q, v, cu_seqlens, keep, H, K, V), dtype=dtype),
         )
 
     @backward.register_fake
     def _(do, dfinal, q, k, v, gk, gv, initial, cu_seqlens, kept, scale, keep):  # type: ignore[no-untyped-def]
-        dinitial = q.new_empty((_sequences(q, cu_seqlens), k.shape[2], k.shape[3], v.shape[3]), dtype=kept.dtype)
+        dinitial = q.new_empty((sequence_count(q, cu_seqlens), k.shape[2], k.shape[3], v.shape[3]), dtype=kept.dtype)
         return *map(torch.empty_like, (q, k, v)), _like(gk, q), _like(gv, q), dinitial
 
     def setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -227,8 +224,8 @@ def _register_gla(name: str, kernels: Kernels) -> Any:
 
 def _register_gsa(name: str, kernels: Kernels) -> Any:
     operation = "gated_slot_attention"
-    forward = _operator(f"{name}_gsa", operation, f"{_GSA}, float scale, str readout, str keep", 6, kernels.gsa_forward)
-    backward = _operator(
+    forward = define(f"{name}_gsa", operation, f"{_GSA}, float scale, str readout, str keep", 6, kernels.gsa_forward)
+    backward = define(
         f"{name}_gsa_backward",
         operation,
         f"Tensor do, Tensor? dfinal_k, Tensor? dfinal_v, {_GSA}, "
@@ -240,7 +237,7 @@ def _register_gsa(name: str, kernels: Kernels) -> Any:
     @forward.register_fake
     def _(q, k, v, g, s, initial_k, initial_v, cu_seqlens, scale, readout, keep):  # type: ignore[no-untyped-def]
         dtype, H, K, V, M = compute_dtype(q.dtype), k.shape[2], k.shape[3], v.shape[3], g.shape[3]
-        N = _sequences(q, cu_seqlens)
+        N = sequence_count(q, cu_seqlens)
         return (
             q.new_empty(*q.shape[:3], V),
             q.new_empty((N, H, K, M), dtype=dtype),
@@ -252,7 +249,7 @@ def _register_gsa(name: str, kernels: Kernels) -> Any:
 
     @backward.register_fake
     def _(do, dfk, dfv, q, k, v, g, s, ik, iv, cu_seqlens, slots, kept_k, kept_v, scale, readout, keep):  # type: ignore[no-untyped-def]
-        N, H, K, V, M = _sequences(q, cu_seqlens), k.shape[2], k.shape[3], v.shape[3], g.shape[3]
+        N, H, K, V, M = sequence_count(q, cu_seqlens), k.shape[2], k.shape[3], v.shape[3], g.shape[3]
         states = (q.new_empty(shape, dtype=kept_k.dtype) for shape in ((N, H, K, M), (N, H, M, V)))
         return *map(torch.empty_like, (q, k, v, g)), _like(s, q), *states
 

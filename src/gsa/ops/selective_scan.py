@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gsa.ops.checks import Checker, _values_are_checked
+from gsa.ops.checks import Checker, values_are_checked
 from gsa.ops.registry import engine
 from gsa.ops.state import compute_dtype
 
@@ -85,7 +85,7 @@ class _Checker(Checker):
         self.same("states", "C", C.shape[2], "A", A.shape[1])
         if A.numel() == 0:
             raise self.fail(f"A must have channels and states, got {list(A.shape)}")
-        if not torch.compiler.is_compiling() and _values_are_checked():
+        if not torch.compiler.is_compiling() and values_are_checked():
             highest = float(A.detach().amax())  # NaN if any is NaN
             if not highest <= 0:
                 raise self.fail(f"A is a decay, at most 0, but its largest value is {highest}")

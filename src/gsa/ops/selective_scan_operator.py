@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from gsa.errors import raised_by
-from gsa.ops.operators import Shape, _keep, _operator, _sequences
+from gsa.ops.layout import sequence_count
+from gsa.ops.operators import Shape, define, what_to_keep
 from gsa.ops.state import compute_dtype
 
 
@@ -74,7 +75,7 @@ def register_selective_scan(
         initial_state: Tensor | None,
         cu_seqlens: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        keep = _keep(name, _OPERATION, True, u, dt, A, B, C, initial_state)
+        keep = what_to_keep(name, _OPERATION, True, u, dt, A, B, C, initial_state)
         if keep == "marks" or traced(u, dt, A, B, C, initial_state, cu_seqlens):
             y, final, _ = operator(u, dt, A, B, C, initial_state, cu_seqlens, keep)
         else:
@@ -86,8 +87,8 @@ def register_selective_scan(
 
 
 def _register(name: str, kernels: ScanKernels) -> Any:
-    forward = _operator(f"{name}_scan", _OPERATION, f"{_INPUTS}, str keep", 3, kernels.forward)
-    backward = _operator(
+    forward = define(f"{name}_scan", _OPERATION, f"{_INPUTS}, str keep", 3, kernels.forward)
+    backward = define(
         f"{name}_scan_backward",
         _OPERATION,
         f"Tensor dy, Tensor? dfinal, {_INPUTS}, Tensor kept",
@@ -100,13 +101,13 @@ def _register(name: str, kernels: ScanKernels) -> Any:
         dtype = compute_dtype(u.dtype)
         return (
             u.new_empty(u.shape),
-            u.new_empty((_sequences(u, cu_seqlens), *A.shape), dtype=dtype),
+            u.new_empty((sequence_count(u, cu_seqlens), *A.shape), dtype=dtype),
             u.new_empty(kernels.kept_shape(u, A, cu_seqlens, keep), dtype=dtype),
         )
 
     @backward.register_fake
     def _(dy, dfinal, u, dt, A, B, C, initial, cu_seqlens, kept):  # type: ignore[no-untyped-def]
-        dinitial = u.new_empty((_sequences(u, cu_seqlens), *A.shape), dtype=kept.dtype)
+        dinitial = u.new_empty((sequence_count(u, cu_seqlens), *A.shape), dtype=kept.dtype)
         return *map(torch.empty_like, (u, dt, A, B, C)), dinitial
 
     def setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

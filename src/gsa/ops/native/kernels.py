@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gsa.errors import GSAError
-from gsa.ops.layout import sequence_bounds
+from gsa.ops.layout import sequence_bounds, sequence_count
 from gsa.ops.native.library import library
 from gsa.ops.native.results import empty, empty_like, laid_out_like
 from gsa.ops.readout import READOUTS
@@ -33,7 +33,7 @@ _READOUTS = {name: code for code, name in enumerate(("softmax", "identity", "swi
 assert _READOUTS.keys() == READOUTS.keys()
 
 
-class _Tensor(Structure):
+class CallTensor(Structure):
     _fields_ = [
         ("data", c_void_p),
         ("batch", c_int64),
@@ -44,7 +44,7 @@ class _Tensor(Structure):
     ]
 
 
-class _Shape(Structure):
+class CallShape(Structure):
     _fields_ = [
         ("sequences", c_int64),
         ("rows", POINTER(c_int64)),
@@ -59,38 +59,38 @@ class _Shape(Structure):
     ]
 
 
-def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
+def tensor_fields(kind: Any, names: str) -> list[tuple[str, Any]]:
     return [(name, kind) for name in names.split()]
 
 
 class _LinearAttention(Structure):
     _fields_ = [
-        ("shape", _Shape),
-        *_fields(_Tensor, "q k v gk gv o"),
-        *_fields(c_void_p, "initial final kept"),
-        *_fields(_Tensor, "d_o dq dk dv dgk dgv"),
-        *_fields(c_void_p, "dfinal dinitial"),
+        ("shape", CallShape),
+        *tensor_fields(CallTensor, "q k v gk gv o"),
+        *tensor_fields(c_void_p, "initial final kept"),
+        *tensor_fields(CallTensor, "d_o dq dk dv dgk dgv"),
+        *tensor_fields(c_void_p, "dfinal dinitial"),
     ]
 
 
 class _SlotAttention(Structure):
     _fields_ = [
-        ("shape", _Shape),
+        ("shape", CallShape),
         ("readout", c_int32),
-        *_fields(_Tensor, "q k v g s o slots"),
-        *_fields(c_void_p, "initial_k initial_v final_k final_v kept_k kept_v"),
-        *_fields(_Tensor, "d_o dq dk dv dg ds"),
-        *_fields(c_void_p, "dfinal_k dfinal_v dinitial_k dinitial_v"),
+        *tensor_fields(CallTensor, "q k v g s o slots"),
+        *tensor_fields(c_void_p, "initial_k initial_v final_k final_v kept_k kept_v"),
+        *tensor_fields(CallTensor, "d_o dq dk dv dg ds"),
+        *tensor_fields(c_void_p, "dfinal_k dfinal_v dinitial_k dinitial_v"),
     ]
 
 
 class _Step(Structure):
     _fields_ = [
         ("batch", c_int64),
-        *_fields(c_int32, "heads queries readout threads wide"),
+        *tensor_fields(c_int32, "heads queries readout threads wide"),
         ("scale", c_double),
-        *_fields(_Tensor, "q k v g s o"),
-        *_fields(c_void_p, "before_k before_v after_k after_v"),
+        *tensor_fields(CallTensor, "q k v g s o"),
+        *tensor_fields(c_void_p, "before_k before_v after_k after_v"),
     ]
 
 
@@ -119,7 +119,7 @@ def _check_heads(queries: int) -> None:
         raise GSAError(f"q has {queries} heads per head of k, the native engine takes at most {MOST_QUERIES}")
 
 
-class _Call:
+class Call:
     """A structure being filled; holds the tensors whose memory it points to."""
 
     def __init__(self, struct: Any):
@@ -140,7 +140,9 @@ class _Call:
             strides = x.stride()
             time = strides[1] if x.dim() == 4 else 0
             setattr(
-                self.struct, name, _Tensor(x.data_ptr(), strides[0], time, strides[-2], _DTYPES[x.dtype], x.shape[-1])
+                self.struct,
+                name,
+                CallTensor(x.data_ptr(), strides[0], time, strides[-2], _DTYPES[x.dtype], x.shape[-1]),
             )
 
     def states(self, dtype: torch.dtype, **states: Tensor | None) -> None:
@@ -160,7 +162,7 @@ class _Call:
             bounds = tuple((c_int64 * len(found))(*column) for column in zip(*found, strict=True)) or _rows(0, 0)
         self.alive.append(bounds)
         _check_heads(q.shape[2] // k.shape[2])
-        self.struct.shape = _Shape(
+        self.struct.shape = CallShape(
             len(bounds[0]),
             *bounds,
             k.shape[2],
@@ -201,10 +203,6 @@ def kept_shape(
     return (count, heads, rows, columns)
 
 
-def _sequences(q: Tensor, cu_seqlens: Tensor | None) -> int:
-    return q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-
-
 def gla_forward(
     q: Tensor,
     k: Tensor,
@@ -219,9 +217,9 @@ def gla_forward(
     """o [B, T, HQ, V], final states [N, H, K, V], kept states."""
     dtype, H, K, V = compute_dtype(q.dtype), k.shape[2], k.shape[3], v.shape[3]
     o = empty((*q.shape[:3], V), q.dtype)
-    final = empty((_sequences(q, cu_seqlens), H, K, V), dtype)
+    final = empty((sequence_count(q, cu_seqlens), H, K, V), dtype)
     kept = empty(kept_shape(q, v, cu_seqlens, keep, H, K, V), dtype)
-    call = _Call(_LinearAttention())
+    call = Call(_LinearAttention())
     call.shape(q, k, cu_seqlens, scale, keep)
     call.tensors(q=q, k=k, v=v, gk=gk, gv=gv, o=o)
     call.states(dtype, initial=initial, final=final, kept=kept)
@@ -247,8 +245,8 @@ def gla_backward(
     dtype, H = compute_dtype(q.dtype), k.shape[2]
     dq, dk, dv = map(empty_like, (q, k, v))
     dgk, dgv = (None if x is None else empty_like(x) for x in (gk, gv))
-    dinitial = empty((_sequences(q, cu_seqlens), H, k.shape[3], v.shape[3]), dtype)
-    call = _Call(_LinearAttention())
+    dinitial = empty((sequence_count(q, cu_seqlens), H, k.shape[3], v.shape[3]), dtype)
+    call = Call(_LinearAttention())
     call.shape(q, k, cu_seqlens, scale, keep)
     call.tensors(q=q, k=k, v=v, gk=gk, gv=gv, d_o=do, dq=dq, dk=dk, dv=dv, dgk=dgk, dgv=dgv)
     call.states(dtype, kept=kept, dfinal=dfinal, dinitial=dinitial)
@@ -273,13 +271,13 @@ def gsa_forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """o [B, T, HQ, V], both final memories, slot scores [B, T, HQ, M] and kept states of both passes."""
     dtype, H, K, V, M = compute_dtype(q.dtype), k.shape[2], k.shape[3], v.shape[3], g.shape[3]
-    N = _sequences(q, cu_seqlens)
+    N = sequence_count(q, cu_seqlens)
     o = empty((*q.shape[:3], V), q.dtype)
     slots = empty((0,) if keep == "nothing" else (*q.shape[:3], M), dtype)
     final_k, final_v = empty((N, H, K, M), dtype), empty((N, H, M, V), dtype)
     kept_k = empty(kept_shape(q, v, cu_seqlens, keep, H, K, M), dtype)
     kept_v = empty(kept_shape(q, v, cu_seqlens, keep, H, M, V), dtype)
-    call = _Call(_SlotAttention(readout=_READOUTS[readout]))
+    call = Call(_SlotAttention(readout=_READOUTS[readout]))
     call.shape(q, k, cu_seqlens, scale, keep)
     call.tensors(q=q, k=k, v=v, g=g, s=s, o=o, slots=None if keep == "nothing" else slots)
     call.states(dtype, initial_k=initial_k, initial_v=initial_v, final_k=final_k, final_v=final_v)
@@ -309,11 +307,11 @@ def gsa_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor, Tensor]:
     """Gradients of q, k, v, g, s and both initial memories."""
     dtype, H, K, V, M = compute_dtype(q.dtype), k.shape[2], k.shape[3], v.shape[3], g.shape[3]
-    N = _sequences(q, cu_seqlens)
+    N = sequence_count(q, cu_seqlens)
     dq, dk, dv, dg = map(empty_like, (q, k, v, g))
     ds = None if s is None else empty_like(s)
     dinitial_k, dinitial_v = empty((N, H, K, M), dtype), empty((N, H, M, V), dtype)
-    call = _Call(_SlotAttention(readout=_READOUTS[readout]))
+    call = Call(_SlotAttention(readout=_READOUTS[readout]))
     call.shape(q, k, cu_seqlens, scale, keep)
     call.tensors(q=q, k=k, v=v, g=g, s=s, slots=slots, d_o=do, dq=dq, dk=dk, dv=dv, dg=dg, ds=ds)
     call.states(dtype, kept_k=kept_k, kept_v=kept_v, dfinal_k=dfinal_k, dfinal_v=dfinal_v)
@@ -340,7 +338,7 @@ def gsa_step(
     assert all(x.is_contiguous() and x.dtype == dtype for x in after)
     _check_heads(q.shape[1] // k.shape[1])
     o = torch.empty((*q.shape[:2], v.shape[2]), dtype=q.dtype, device="cpu")
-    call = _Call(
+    call = Call(
         _Step(
             q.shape[0],
             k.shape[1],

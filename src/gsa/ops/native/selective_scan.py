@@ -11,7 +11,8 @@ from functools import lru_cache
 
 from torch import Tensor
 
-from gsa.ops.native.kernels import _Call, _fields, _sequences, _Shape, _Tensor
+from gsa.ops.layout import sequence_count
+from gsa.ops.native.kernels import Call, CallShape, CallTensor, tensor_fields
 from gsa.ops.native.library import library
 from gsa.ops.native.results import empty, empty_like, laid_out_like
 from gsa.ops.state import compute_dtype
@@ -22,11 +23,11 @@ CHUNK, PADDING = 64, 16
 
 class _SelectiveScan(Structure):
     _fields_ = [
-        ("shape", _Shape),
-        *_fields(_Tensor, "u dt A B C y"),
-        *_fields(c_void_p, "initial final kept"),
-        *_fields(_Tensor, "d_y du d_dt dA dB dC"),
-        *_fields(c_void_p, "dfinal dinitial"),
+        ("shape", CallShape),
+        *tensor_fields(CallTensor, "u dt A B C y"),
+        *tensor_fields(c_void_p, "initial final kept"),
+        *tensor_fields(CallTensor, "d_y du d_dt dA dB dC"),
+        *tensor_fields(c_void_p, "dfinal dinitial"),
     ]
 
 
@@ -51,9 +52,9 @@ def kept_shape(u: Tensor, A: Tensor, cu_seqlens: Tensor | None, keep: str) -> tu
     return (count, A.shape[1], -(-A.shape[0] // PADDING) * PADDING)
 
 
-def _call(cu_seqlens: Tensor | None, **tensors: Tensor) -> _Call:
+def _call(cu_seqlens: Tensor | None, **tensors: Tensor) -> Call:
     """The call with these tensors in it, [B, T, width] as those of one head and A [E, S] as a token of E heads."""
-    call = _Call(_SelectiveScan())
+    call = Call(_SelectiveScan())
     heads = {name: x[None, None] if x.dim() == 2 else x.unsqueeze(2) for name, x in tensors.items()}
     call.tensors(**heads)
     call.shape(heads["u"], heads["u"], cu_seqlens, 1.0, "nothing")
@@ -73,7 +74,7 @@ def forward(
     """y [B, T, E], final states [N, E, S], kept states."""
     dtype = compute_dtype(u.dtype)
     y = empty(tuple(u.shape), u.dtype)
-    final = empty((_sequences(u, cu_seqlens), *A.shape), dtype)
+    final = empty((sequence_count(u, cu_seqlens), *A.shape), dtype)
     kept = empty(kept_shape(u, A, cu_seqlens, keep), dtype)
     call = _call(cu_seqlens, u=u, dt=dt, A=A, B=B, C=C, y=y)
     call.states(dtype, initial=initial, final=final, kept=None if keep == "nothing" else kept)
@@ -95,7 +96,7 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of u, dt, A, B, C and the initial states."""
     du, ddt, dA, dB, dC = map(empty_like, (u, dt, A, B, C))
-    dinitial = empty((_sequences(u, cu_seqlens), *A.shape), kept.dtype)
+    dinitial = empty((sequence_count(u, cu_seqlens), *A.shape), kept.dtype)
     call = _call(cu_seqlens, u=u, dt=dt, A=A, B=B, C=C, d_y=dy, du=du, d_dt=ddt, dA=dA, dB=dB, dC=dC)
     call.states(kept.dtype, kept=kept, dfinal=dfinal, dinitial=dinitial)
     call.run(_compiled().gsa_selective_scan, 1)

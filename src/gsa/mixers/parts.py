@@ -74,7 +74,7 @@ def log_forget_gate(logits: Tensor, temperature: float) -> Tensor:
 def rotate(x: Tensor, positions: Tensor, theta: float) -> Tensor:
     """x [B, T, H, K] turned by its positions [B or 1, T]: rotary embedding, first half against second half.
 
-    Angles are fp64 where the device has it: in fp32 a position of a million is off by a twentieth of a turn.
+    Angles are fp64 where the device has it: in fp32, those of heads of 128 are off by up to 0.06 at position a million.
     """
     half = x.shape[-1] // 2
     dtype = torch.float32 if x.device.type == "mps" else torch.float64

@@ -142,8 +142,9 @@ def run(
             hidden.append(x if padding is None else padding.unpack(x))
         if padding is not None:
             before = block.mixer.grown(before, padding.extra)
-        bounded = bounds is not None and i > 0 and _is_bounded(block)  # the first layer's bound is 0, which is none
-        x, left = block(x, before, layout, keep, bounds[i] if bounds is not None and bounded else None)
+        # The first layer's bound is 0, which is none.
+        bound = bounds[i] if bounds is not None and i > 0 and _is_bounded(block) else None
+        x, left = block(x, before, layout, keep, bound)
         if left is not None:
             after.append(left if padding is None else shrunk(left, padding.rows))
     x = module.norm(x)

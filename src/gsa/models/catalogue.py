@@ -23,7 +23,7 @@ SIZES: dict[str, tuple[int, int, int, bool]] = {
 
 
 def _gsa(width: int) -> dict[str, Any]:
-    return {"num_attention_heads": _slot_heads(width), "num_slots": 64 if width > 256 else 32}
+    return {"num_attention_heads": 5 if width == 2560 else 4, "num_slots": 64 if width > 256 else 32}
 
 
 def _gla(width: int) -> dict[str, Any]:
@@ -42,10 +42,6 @@ def _hgrn2(width: int) -> dict[str, Any]:
 
 def _attention(width: int) -> dict[str, Any]:
     return {"num_attention_heads": width // 128 if width == 2560 else width // 64}
-
-
-def _slot_heads(width: int) -> int:
-    return 5 if width == 2560 else 4
 
 
 SYSTEMS: dict[str, tuple[str, Any]] = {

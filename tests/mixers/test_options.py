@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from gsa import LM, GSAError, ModelConfig
 from gsa.mixers import MIXERS, mixer
-from gsa.mixers.options import _limits
+from gsa.options import _limits
 
 SHARED = {"hidden_size", "rms_norm_eps"}
 D = 32

@@ -8,49 +8,53 @@ from typing import Any
 
 def main(args: list[str] | None = None) -> None:
     """Runs the command line; errors a user can cause end in one line and exit code 2, Ctrl-C in 130."""
-    from jsonargparse import ActionYesNo, ArgumentParser, auto_cli
+    from jsonargparse import auto_cli, set_parsing_settings
 
     from gsa import __version__
     from gsa.bench.demo import demo
     from gsa.bench.linear import linear
     from gsa.bench.ops import ops
-    from gsa.bench.train import train
+    from gsa.bench.train import train as bench_train
+    from gsa.cli.data import check, prepare, train_tokenizer
     from gsa.cli.doctor import doctor
+    from gsa.cli.export import export
     from gsa.cli.models import import_, models
+    from gsa.cli.parser import Parser, dashed
+    from gsa.cli.train import run
     from gsa.errors import GSAError
-
-    class Parser(ArgumentParser):
-        """Takes a switch as `--json` or `--no-json`, not as `--json true`."""
-
-        def add_argument(self, *names: Any, **options: Any) -> Any:
-            if options.get("type") is bool:
-                del options["type"]
-                options["action"] = ActionYesNo(yes_prefix="", no_prefix="no-")
-            return super().add_argument(*names, **options)
+    from gsa.train.settings import TrainSettings
 
     verbs: dict[str, Any] = {
         "demo": demo,
         "doctor": doctor,
         "models": models,
         "import": import_,
+        "tokenizer": {"_help": "Tokenizers of your own.", "train": train_tokenizer},
+        "data": {"_help": "Text to tokens that training reads.", "prepare": prepare, "check": check},
+        "train": TrainSettings,
+        "export": export,
         "bench": {
             "_help": "Speed and memory, as ratios measured in one run.",
             "ops": ops,
             "linear": linear,
-            "train": train,
+            "train": bench_train,
         },
     }
+    # Help texts are the docstrings of fields; and a file of settings makes no objects.
+    set_parsing_settings(docstring_parse_attribute_docstrings=True, instantiate_subclass_spec_in_any=False)
     given = sys.argv[1:] if args is None else args
     try:
-        auto_cli(
+        done = auto_cli(
             verbs,
-            args=given or ["--help"],
+            args=dashed(given) or ["--help"],
             prog="gsa",
             version=__version__,
             description="Sequence models with slot memory.",
             parser_class=Parser,
             allow_abbrev=False,
         )
+        if isinstance(done, TrainSettings):
+            run(done)
     except GSAError as error:
         print(f"gsa: {error}", file=sys.stderr)
         raise SystemExit(2) from None

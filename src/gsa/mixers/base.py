@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from gsa.errors import GSAError
 from gsa.mixers.layout import Layout, describe, layout_of, padding_of
-from gsa.mixers.options import check, number
+from gsa.options import check, number
 
 State = dict[str, Tensor]
 """What a sequence leaves behind: tensors by name, each with the sequences [N, ...] first."""

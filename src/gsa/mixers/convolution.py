@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from gsa.mixers.base import Options, State
 from gsa.mixers.layout import Layout
-from gsa.mixers.options import number
+from gsa.options import number
 from gsa.mixers.parts import ACTIVATIONS
 
 

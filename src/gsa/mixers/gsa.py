@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from gsa.mixers.base import State
 from gsa.mixers.heads import HeadMixer, HeadOptions
 from gsa.mixers.layout import Layout
-from gsa.mixers.options import choice, number
+from gsa.options import choice, number
 from gsa.mixers.parts import ACTIVATIONS, log_forget_gate
 from gsa.ops import (
     BoundedMemoryState,

@@ -14,7 +14,7 @@ from gsa.mixers.base import Mixer, State
 from gsa.mixers.convolution import ConvolutionOptions, Projections
 from gsa.mixers.fused import swiglu
 from gsa.mixers.layout import Layout
-from gsa.mixers.options import choice, divides, number
+from gsa.options import choice, divides, number
 from gsa.mixers.parts import ACTIVATIONS, FEATURE_MAPS, FeatureMap, RMSNorm
 
 NORMS = ("full", "heads", "none")

@@ -16,7 +16,7 @@ from gsa.mixers.gla import GatedLinearAttention
 from gsa.mixers.gsa import GatedSlotAttention
 from gsa.mixers.hgrn2 import HGRN2
 from gsa.mixers.mamba import Mamba
-from gsa.mixers.options import choices
+from gsa.options import choices
 from gsa.mixers.retention import SUPRA, LinearAttention, Retention
 
 MIXERS: dict[str, type[Mixer]] = {

@@ -15,7 +15,7 @@ from gsa.mixers.base import State
 from gsa.mixers.gla import empty_memory, linear_memory
 from gsa.mixers.heads import HeadMixer, HeadOptions
 from gsa.mixers.layout import Layout
-from gsa.mixers.options import choice
+from gsa.options import choice
 from gsa.mixers.rotary import RotaryOptions
 from gsa.ops.state import compute_dtype
 

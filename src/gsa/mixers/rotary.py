@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gsa.mixers.base import Options, State
 from gsa.mixers.layout import Layout
-from gsa.mixers.options import number
+from gsa.options import number
 from gsa.mixers.parts import rotate
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -23,6 +24,11 @@ from gsa.models.lm import LM
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 MODEL_TYPE = "gated_slot_attention"
+# Files of a tokenizer, and of what else belongs to a model without being config or weights.
+_COMPANION = re.compile(
+    r"tokenizer.*\.(json|model)|(added_tokens|generation_config|special_tokens_map|vocab)\.json|merges\.txt|vocab\.txt"
+    r"|spiece\.model|chat_template\.jinja"
+)
 # What transformers writes beside the fields of a ModelConfig.
 OF_TRANSFORMERS = {
     "architectures",
@@ -60,37 +66,78 @@ def save_model(model: LM, folder: str | Path, **more: Any) -> None:
     model = getattr(model, "_orig_mod", model)  # of torch.compile
     if not isinstance(model, LM):
         raise GSAError(f"save_model: expected a gsa.LM, got {type(model).__name__}")
-    weights = {name: x.detach().contiguous() for name, x in model.state_dict().items()}
-    if model.config.tie_word_embeddings:
-        del weights["lm_head.weight"]
-    write_model(model.config, weights, folder, **more)
+    write_model(model.config, stored_weights(model.config, model.state_dict()), folder, **more)
+
+
+def stored_weights(config: ModelConfig, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """What of a state dict is written: a tied head is the embedding, and stands there once."""
+    tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
+    return {name: x.detach().contiguous() for name, x in weights.items() if name not in tied}
 
 
 def write_model(config: ModelConfig, weights: dict[str, Tensor], folder: str | Path, **more: Any) -> None:
     """The same from a config and tensors by name."""
     folder = Path(folder)
-    for name in more:
-        if name not in OF_TRANSFORMERS:
-            raise GSAError(f"save_model: unknown field {name!r}{suggestion(name, OF_TRANSFORMERS)}")
+    fields = config_text(config, weights, **more)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
         raise GSAError(f"save_model: {folder} is a file, expected a folder") from None
-    dtype = str(next(iter(weights.values())).dtype).removeprefix("torch.")
-    fields = {
-        "architectures": ["GSAForCausalLM"],
-        "model_type": MODEL_TYPE,
-        "dtype": dtype,
-        **config.to_dict(),
-        **more,
-    }
     with written(folder / CONFIG) as config_file, written(folder / WEIGHTS) as weights_file:
-        save_file(weights, weights_file, metadata={"format": "pt"})
-        config_file.write_text(json.dumps(fields, indent=2) + "\n")
+        _save(weights, weights_file)
+        config_file.write_text(fields)
         # From here to the end there is no config, rather than one that may not fit.
         (folder / CONFIG).unlink(missing_ok=True)
         for stale in (folder / INDEX, *folder.glob("model-*-of-*.safetensors")):
             stale.unlink(missing_ok=True)
+
+
+def config_text(config: ModelConfig, weights: dict[str, Tensor], **more: Any) -> str:
+    """config.json of a model with these weights; more fields of transformers if given."""
+    for name in more:
+        if name not in OF_TRANSFORMERS:
+            raise GSAError(f"save_model: unknown field {name!r}{suggestion(name, OF_TRANSFORMERS)}")
+    fields = {
+        "architectures": ["GSAForCausalLM"],
+        "model_type": MODEL_TYPE,
+        "dtype": str(next(iter(weights.values())).dtype).removeprefix("torch."),
+        **config.to_dict(),
+        **more,
+    }
+    return json.dumps(fields, indent=2) + "\n"
+
+
+def write_weights(folder: Path, weights: dict[str, Tensor], *, name: str = "model", shard_bytes: int) -> None:
+    """Writes tensors to NAME.safetensors, or to numbered files with an index if they are more than so many bytes.
+
+    For a folder that nobody reads yet: nothing is renamed or synced.
+    """
+    shards: list[dict[str, Tensor]] = [{}]
+    filled = 0
+    for key, x in weights.items():
+        if shards[-1] and filled + x.nbytes > shard_bytes:
+            shards.append({})
+            filled = 0
+        shards[-1][key] = x
+        filled += x.nbytes
+    if len(shards) == 1:
+        _save(weights, folder / f"{name}.safetensors")
+        return
+    places: dict[str, str] = {}
+    for i, shard in enumerate(shards, 1):
+        file = f"{name}-{i:05d}-of-{len(shards):05d}.safetensors"
+        _save(shard, folder / file)
+        places |= dict.fromkeys(shard, file)
+    index = {"metadata": {"total_size": sum(x.nbytes for x in weights.values())}, "weight_map": places}
+    (folder / f"{name}.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+
+
+def _save(weights: dict[str, Tensor], path: Path) -> None:
+    """save_file, with the mode that any other new file has; safetensors' own is for the owner alone."""
+    path.touch()
+    mode = path.stat().st_mode
+    save_file(weights, path, metadata={"format": "pt"})
+    path.chmod(mode)
 
 
 @contextmanager
@@ -110,29 +157,33 @@ def load_model(folder: str | Path, *, dtype: torch.dtype | None = None) -> LM:
     """A model from a folder, in the dtype of its weights unless another is asked for."""
     folder = Path(folder)
     config = load_config(folder)
-    with torch.device("meta"):
-        model = LM(config)
-    expected = {name: tuple(x.shape) for name, x in model.state_dict().items()}
-    tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
     weights = load_weights(folder)
-    check_tied(config, weights, f"checkpoint {folder}")
-    for name in expected:
-        if name not in weights and name not in tied:
-            raise GSAError(f"checkpoint {folder}: tensor {name} is missing")
-    for name, x in weights.items():
-        if name not in expected:
-            raise GSAError(f"checkpoint {folder}: tensor {name} is not part of the model")
-        if tuple(x.shape) != expected[name]:
-            raise GSAError(
-                f"checkpoint {folder}: tensor {name} is {list(x.shape)}, the config asks for {list(expected[name])}"
-            )
-        if not x.is_floating_point():
-            raise GSAError(f"checkpoint {folder}: tensor {name} is {x.dtype}, expected floating point")
+    model = empty_model(config, weights, f"checkpoint {folder}")
     if dtype is not None:
         weights = {name: x.to(dtype) for name, x in weights.items()}
     model.load_state_dict(weights, strict=False, assign=True)
     model.tie_weights()
     return model.requires_grad_()
+
+
+def empty_model(config: ModelConfig, weights: dict[str, Tensor], what: str) -> LM:
+    """A model without memory for its weights; raises unless these are its weights, by name, shape and kind."""
+    with torch.device("meta"):
+        model = LM(config)
+    expected = {name: tuple(x.shape) for name, x in model.state_dict().items()}
+    tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
+    check_tied(config, weights, what)
+    for name in expected:
+        if name not in weights and name not in tied:
+            raise GSAError(f"{what}: tensor {name} is missing")
+    for name, x in weights.items():
+        if name not in expected:
+            raise GSAError(f"{what}: tensor {name} is not part of the model")
+        if tuple(x.shape) != expected[name]:
+            raise GSAError(f"{what}: tensor {name} is {list(x.shape)}, the config asks for {list(expected[name])}")
+        if not x.is_floating_point():
+            raise GSAError(f"{what}: tensor {name} is {x.dtype}, expected floating point")
+    return model
 
 
 def check_tied(config: ModelConfig, weights: dict[str, Tensor], what: str) -> None:
@@ -170,36 +221,42 @@ def read_json(path: Path) -> dict[str, Any]:
         raise GSAError(f"{path}: there is no such file") from None
     except OSError as error:
         raise GSAError(f"{path}: cannot be read: {error}") from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # also a number of too many digits, or brackets within brackets
         raise GSAError(f"{path}: not JSON: {error}") from None
     if not isinstance(fields, dict):
         raise GSAError(f"{path}: expected a JSON object, got {type(fields).__name__}")
     return fields
 
 
-def load_weights(folder: str | Path) -> dict[str, Tensor]:
-    """All tensors of a folder by name, from one safetensors file or several with an index."""
+def companions(folder: str | Path) -> list[Path]:
+    """The files of a folder that belong to a model beside config and weights: its tokenizer's, by their names."""
+    return [path for path in sorted(Path(folder).iterdir()) if _COMPANION.fullmatch(path.name)]
+
+
+def load_weights(folder: str | Path, *, name: str = "model") -> dict[str, Tensor]:
+    """All tensors of a folder by name, from NAME.safetensors or from several files with an index."""
     folder = Path(folder)
-    names = [WEIGHTS]
-    if not (folder / WEIGHTS).exists() and (folder / INDEX).exists():
-        places = read_json(folder / INDEX).get("weight_map")
+    whole, index = folder / f"{name}.safetensors", folder / f"{name}.safetensors.index.json"
+    files = [whole.name]
+    if not whole.exists() and index.exists():
+        places = read_json(index).get("weight_map")
         if not isinstance(places, dict) or not all(isinstance(file, str) for file in places.values()):
-            raise GSAError(f"{folder / INDEX}: weight_map must map tensors to files")
-        names = sorted(set(places.values()))
-        for name in names:
-            if Path(name).name != name or not name.endswith(".safetensors"):
-                raise GSAError(f"{folder / INDEX}: {name!r} is not the name of a safetensors file beside the index")
-    elif not (folder / WEIGHTS).exists():
+            raise GSAError(f"{index}: weight_map must map tensors to files")
+        files = sorted(set(places.values()))
+        for file in files:
+            if Path(file).name != file or not file.endswith(".safetensors"):
+                raise GSAError(f"{index}: {file!r} is not the name of a safetensors file beside the index")
+    elif not whole.exists():
         pickled = [path.name for path in sorted(folder.glob("*.bin"))]
         if pickled:
             raise GSAError(
                 f"{folder}: {', '.join(pickled)} are pickled weights, which are not read; save as safetensors"
             )
-        raise GSAError(f"{folder}: there is neither {WEIGHTS} nor {INDEX}")
+        raise GSAError(f"{folder}: there is neither {whole.name} nor {index.name}")
     weights: dict[str, Tensor] = {}
-    for name in names:
-        with _opened(folder / name) as file:
-            weights |= {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  (not a dict)
+    for file in files:
+        with _opened(folder / file) as opened:
+            weights |= {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118  (not a dict)
     return weights
 
 

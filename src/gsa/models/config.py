@@ -10,7 +10,7 @@ from typing import Any
 
 from gsa.errors import GSAError
 from gsa.mixers.base import Options
-from gsa.mixers.options import check, number
+from gsa.options import check, number
 from gsa.mixers.registry import mixer_class, mixer_options, option_names, pattern, suggestion
 
 

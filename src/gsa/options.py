@@ -52,7 +52,7 @@ def _check(value: Any, allowed: tuple[type, ...], limits: dict[str, Any], name: 
         raise GSAError(f"{name} must be above {above}, got {value!r}")
 
 
-_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "a name"}
+_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "a name", dict: "names with values"}
 
 
 @cache
@@ -60,12 +60,12 @@ def _types(options: type[Any]) -> dict[str, tuple[type, ...]]:
     """The types each field may have."""
     hints = typing.get_type_hints(options)
     unions = (types.UnionType, typing.Union)
-    return {
-        entry.name: typing.get_args(hints[entry.name])
-        if typing.get_origin(hints[entry.name]) in unions
-        else (hints[entry.name],)
-        for entry in fields(options)
-    }
+    found = {}
+    for entry in fields(options):
+        hint = hints[entry.name]
+        members = typing.get_args(hint) if typing.get_origin(hint) in unions else (hint,)
+        found[entry.name] = tuple(typing.get_origin(member) or member for member in members)
+    return found
 
 
 @cache

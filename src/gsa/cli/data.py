@@ -1,0 +1,123 @@
+"""`gsa data` and `gsa tokenizer`."""
+
+from __future__ import annotations
+
+import json as json_module
+from typing import Any
+
+
+def prepare(
+    sources: list[str],
+    *,
+    tokenizer: str,
+    out: str,
+    field: str = "text",
+    exclude: str = "",
+    processes: int | None = None,
+    shard_tokens: int = 2**27,
+    strict: bool = False,
+    json: bool = False,
+) -> None:
+    """Turns text into token shards that are mapped into memory, for `gsa train`.
+
+    Sources are text files (a document each), .jsonl and .parquet files (a document in each row), folders of those, and
+    datasets of the Hugging Face Hub, which are streamed (hf:NAME, hf:NAME:SPLIT or hf:NAME:CONFIG:SPLIT). Text and
+    .jsonl may be compressed (.gz, .zst). Rows that cannot be read are counted and left out; bytes that are not UTF-8
+    are counted and replaced. The same command again goes on where it was stopped; the result is the same for any number
+    of processes.
+
+    Args:
+        sources: Files, folders, or hf:NAME.
+        tokenizer: bytes, mistral (the paper's), a folder or tokenizer.json, or a name on the Hugging Face Hub.
+        out: Folder to write, new or one that was begun with the same command.
+        field: Where the text is in a row of .jsonl, .parquet or a dataset.
+        exclude: Patterns of files to leave out, with commas between, e.g. '*.log,drafts/*'.
+        processes: How many processes encode; all cores by default.
+        shard_tokens: Tokens in a shard.
+        strict: End at the first row that cannot be read, or byte that is not UTF-8, and say where it is.
+        json: Print what was made as JSON.
+    """
+    from gsa.data.prepare import prepare as run
+
+    manifest = run(
+        sources,
+        tokenizer,
+        out,
+        field=field,
+        processes=processes,
+        shard_tokens=shard_tokens,
+        exclude=_patterns(exclude),
+        strict=strict,
+    )
+    if json:
+        print(json_module.dumps(_summary(manifest, out), indent=2))
+
+
+def check(folder: str, json: bool = False) -> None:
+    """Reads every byte of a prepared folder and compares it with what was written.
+
+    Args:
+        folder: A folder that `gsa data prepare` wrote.
+        json: Print what is in it as JSON.
+    """
+    from gsa.data.report import problems
+    from gsa.data.shards import Tokens
+
+    tokens = Tokens.open(folder)
+    tokens.verify()
+    if json:
+        print(json_module.dumps(_summary(tokens.manifest, folder), indent=2))
+        return
+    counts = f"{tokens.length:,} tokens in {tokens.documents:,} documents"
+    print(f"{folder}: whole; {counts}, tokenizer {tokens.tokenizer.name}")
+    for line in problems(tokens.manifest):
+        print(line)
+
+
+def train_tokenizer(
+    sources: list[str],
+    *,
+    vocab_size: int,
+    out: str,
+    field: str = "text",
+    exclude: str = "",
+    limit_bytes: int | None = None,
+) -> None:
+    """Learns a tokenizer from text: byte-level BPE, which gives back any text as it was.
+
+    Sources are those of `gsa data prepare`. The same text gives the same tokenizer.
+
+    Args:
+        sources: Files, folders, or hf:NAME.
+        vocab_size: Number of tokens, bytes and end of text among them; at least 257.
+        out: Folder to write tokenizer.json to, as transformers reads it.
+        field: Where the text is in a row of .jsonl, .parquet or a dataset.
+        exclude: Patterns of files to leave out, with commas between.
+        limit_bytes: End the reading after so many bytes of text.
+    """
+    import sys
+
+    from gsa.data.tokenizer_train import train_tokenizer as run
+
+    tokenizer = run(
+        sources,
+        vocab_size,
+        out,
+        field=field,
+        limit_bytes=limit_bytes,
+        exclude=_patterns(exclude),
+        progress=sys.stderr.isatty(),
+    )
+    print(f"{out}: {tokenizer.vocab_size} tokens, fingerprint {tokenizer.fingerprint[:12]}")
+
+
+def _patterns(text: str) -> list[str]:
+    return [pattern for pattern in text.split(",") if pattern]
+
+
+def _summary(manifest: Any, out: str) -> dict[str, Any]:
+    """What a machine wants to know of a manifest: all but the shards one by one."""
+    from dataclasses import asdict
+
+    values = asdict(manifest)
+    return {"folder": out, **values, "shards": len(manifest.shards)}

@@ -1,0 +1,60 @@
+"""`gsa train`."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gsa.train.position import Outcome
+    from gsa.train.settings import TrainSettings
+
+
+def run(settings: TrainSettings) -> None:
+    """Trains, or previews; says how it went, and ends with the usual exit code if a signal stopped it."""
+    from gsa.train.estimate import show
+    from gsa.train.run import preview, train
+
+    if settings.dry_run:
+        plan, estimate = preview(settings)
+        if settings.json:
+            print(json.dumps({"model": plan.config.to_dict(), **asdict(estimate)}, indent=2))
+        else:
+            show(estimate)
+        return
+    outcome = train(settings)
+    if outcome.rank == 0:
+        print(json.dumps(asdict(outcome), indent=2)) if settings.json else _tell(outcome, settings)
+    if outcome.signal is not None:
+        raise SystemExit(128 + outcome.signal)
+
+
+def _tell(outcome: Outcome, settings: TrainSettings) -> None:
+    spent = outcome.spent
+    if outcome.eval is not None:
+        found = outcome.eval
+        print(
+            f"evaluation at step {found['step']:g}: loss {found['loss']:.4f}, perplexity {found['perplexity']:.2f}, "
+            f"{found['bits_per_byte']:.4f} bits per byte"
+        )
+    if outcome.skipped:
+        print(f"{outcome.skipped} steps were skipped: not finite")
+    share = 100 * spent["compute"] / spent["total"]
+    print(
+        f"{spent['total']:.0f} s: {share:.1f}% forward, backward and optimiser, "
+        + ", ".join(f"{100 * spent[part] / spent['total']:.1f}% {part}" for part in ("data", "evaluation", "saving"))
+    )
+    if outcome.reason == "stopped":
+        name = signal.Signals(outcome.signal or signal.SIGINT).name
+        print(
+            f"stopped by {name} at step {outcome.step} of {outcome.steps}, saved in {outcome.checkpoint}; "
+            "the same command goes on from there",
+            file=sys.stderr,
+        )
+        return
+    early = " early, evaluations got no better" if outcome.reason == "early" else ""
+    print(f"finished{early}: step {outcome.step} of {outcome.steps}, {outcome.checkpoint}")
+    print(f"gsa export {settings.out} FOLDER makes it a Hugging Face folder")

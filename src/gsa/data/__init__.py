@@ -1,0 +1,1 @@
+"""From text to tokens on disk, and from there to batches."""

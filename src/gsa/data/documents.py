@@ -1,0 +1,172 @@
+"""From the raw parts of a block to texts, and from those to tokens. What is wrong with a row is counted by kind."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gsa.data.blocks import Missing, Part
+from gsa.data.tokenizer import Tokenizer
+from gsa.errors import GSAError
+
+INVALID, NO_FIELD, NO_STRING, EMPTY, DAMAGED = (
+    "invalid JSON",
+    "field missing",
+    "not a string",
+    "empty",
+    "damaged file or row",
+)
+_SURROGATES = re.compile("[\ud800-\udfff]")
+
+
+@dataclass
+class Text:
+    """A document, or a stretch of one."""
+
+    text: str
+    begins: bool = True
+    ends: bool = True
+
+
+@dataclass
+class Findings:
+    """What was not as it should be. Strict: the first such thing raises."""
+
+    strict: bool
+    bad_rows: Counter[str] = field(default_factory=Counter)
+    undecodable_bytes: int = 0
+
+    def bad(self, kind: str, where: str, detail: str = "") -> None:
+        if self.strict:
+            raise GSAError(f"data: {where}: {detail or kind} (strict)")
+        self.bad_rows[kind] += 1
+
+    def replaced(self, count: int, where: str) -> None:
+        if count and self.strict:
+            raise GSAError(f"data: {where}: {count} bytes that are not UTF-8 (strict)")
+        self.undecodable_bytes += count
+
+
+def texts(parts: Sequence[Part], text_field: str, findings: Findings) -> Iterator[Text]:
+    """The documents in the parts of a block."""
+    for part in parts:
+        if part.kind == "text":
+            yield from _of_text(part, findings)
+        elif part.kind == "jsonl":
+            yield from _of_lines(part, text_field, findings)
+        else:
+            yield from _of_values(part, text_field, findings)
+        if part.damage is not None:
+            findings.bad(DAMAGED, _where(part, 0) if part.kind == "jsonl" else part.name, part.damage)
+
+
+def _of_text(part: Part, findings: Findings) -> Iterator[Text]:
+    assert isinstance(part.data, bytes)
+    data = part.data.removeprefix(codecs.BOM_UTF8) if part.begins else part.data
+    text = decoded(data, part, None, findings)
+    if text or not (part.begins and part.ends):
+        yield Text(text, part.begins, part.ends)
+    else:
+        findings.bad(EMPTY, part.name, "the file is empty")
+
+
+def _of_lines(part: Part, text_field: str, findings: Findings) -> Iterator[Text]:
+    assert isinstance(part.data, bytes)
+    for number, line in enumerate(part.data.split(b"\n")):
+        line = line.removeprefix(codecs.BOM_UTF8) if part.line + number == 0 else line
+        if not line.strip():
+            continue  # as at the end of most files
+        try:
+            row = json.loads(decoded(line, part, number, findings))
+        except (ValueError, RecursionError) as error:
+            findings.bad(INVALID, _where(part, number), f"not JSON: {error}")
+            continue
+        value = row.get(text_field, Missing.FIELD) if isinstance(row, dict) else Missing.FIELD
+        yield from _of_value(value, part, number, text_field, findings)
+
+
+def _of_values(part: Part, text_field: str, findings: Findings) -> Iterator[Text]:
+    for number, value in enumerate(part.data):
+        value = decoded(value, part, number, findings) if isinstance(value, bytes) else value
+        yield from _of_value(value, part, number, text_field, findings)
+
+
+def _of_value(value: Any, part: Part, number: int, text_field: str, findings: Findings) -> Iterator[Text]:
+    if value is Missing.FIELD:
+        findings.bad(NO_FIELD, _where(part, number), f"there is no field {text_field!r}")
+    elif not isinstance(value, str):
+        findings.bad(NO_STRING, _where(part, number), f"{text_field!r} is no string but {value!r:.40}")
+    elif not value:
+        findings.bad(EMPTY, _where(part, number), f"{text_field!r} is empty")
+    else:
+        # JSON can spell half a surrogate pair, which is no character; in UTF-8 it would have three bytes.
+        text, count = (value, 0) if value.isascii() else _SURROGATES.subn("\ufffd", value)
+        findings.replaced(3 * count, _where(part, number))
+        yield Text(text)
+
+
+def decoded(data: bytes, part: Part, number: int | None, findings: Findings) -> str:
+    """Bytes as text; what is not UTF-8 becomes U+FFFD, and is counted."""
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) if number is None else number
+        replaced = [0]
+
+        def replace(found: UnicodeError) -> tuple[str, int]:
+            assert isinstance(found, UnicodeDecodeError)
+            replaced[0] += found.end - found.start
+            return "\ufffd", found.end
+
+        codecs.register_error("gsa-counted", replace)
+        text = data.decode("utf-8", "gsa-counted")
+        findings.replaced(replaced[0], _where(part, line))
+        return text
+
+
+def _where(part: Part, number: int) -> str:
+    return f"{part.name}, {'row' if part.kind == 'values' else 'line'} {part.line + number + 1}"
+
+
+@dataclass
+class Encoded:
+    """A block as tokens: ids with end of text after each document, where documents begin, and what was counted."""
+
+    tokens: NDArray[Any]
+    starts: NDArray[np.int64]
+    text_bytes: int
+    bad_rows: dict[str, int]
+    undecodable_bytes: int
+
+
+def encode_parts(parts: Sequence[Part], text_field: str, strict: bool, tokenizer: Tokenizer) -> Encoded:
+    """The tokens of a block."""
+    findings = Findings(strict)
+    documents = list(texts(parts, text_field, findings))
+    # Only the first part of a block can go on from an earlier one.
+    continues = bool(documents) and not documents[0].begins
+    ids = tokenizer.encode([document.text for document in documents], continues=continues)
+    end = np.array([tokenizer.eos_id], tokenizer.dtype)
+    rows: list[NDArray[Any]] = [np.empty(0, tokenizer.dtype)]
+    starts = []
+    at = 0
+    for document, row in zip(documents, ids, strict=True):
+        if document.begins:
+            starts.append(at)
+        rows += [row, end] if document.ends else [row]
+        at += len(row) + document.ends
+    return Encoded(
+        tokens=np.concatenate(rows, dtype=tokenizer.dtype),
+        starts=np.array(starts, np.int64),
+        text_bytes=sum(len(document.text.encode()) for document in documents),
+        bad_rows=dict(findings.bad_rows),
+        undecodable_bytes=findings.undecodable_bytes,
+    )

@@ -1,0 +1,28 @@
+"""Packages that only some data need, imported when they are."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from gsa.errors import GSAError
+
+
+def optional(package: str, purpose: str) -> Any:
+    """A package of the extra `data`; without it, an error says what needs it and how to get it."""
+    try:
+        return import_module(package)
+    except ImportError:
+        name = package.partition(".")[0].replace("_", "-")
+        raise GSAError(f"data: {purpose} needs {name}: pip install 'gated-slot-attention[data]'") from None
+
+
+def hub_failures() -> tuple[type[Exception], ...]:
+    """What is raised for a name that the Hugging Face Hub does not have, or a Hub that cannot be reached."""
+    errors: Any = import_module("huggingface_hub.errors")
+    return (OSError, ValueError, RuntimeError, errors.HTTPError, errors.EntryNotFoundError)
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, in one line."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,164 @@
+"""From sources to shards of tokens, in several processes, with bounded memory, to be taken up again where it stopped.
+
+One process reads blocks in order and writes tokens in order; workers encode in between. So the result is the same
+bytes for any number of workers, and for any number of interruptions. Each document ends with end of text. A document
+is encoded in pieces of some ten thousand characters, cut at line ends where possible: no token crosses such a cut.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gsa.data.blocks import BLOCK, Position, read_blocks
+from gsa.data.record import PROGRESS, Progress, begun, compare, locked, manifest_of, record, settings_of, total_size
+from gsa.data.report import Report
+from gsa.data.shards import MANIFEST, TOKENIZER, Manifest, Tokens
+from gsa.data.sources import Input, plan
+from gsa.data.tokenizer import Tokenizer, load_tokenizer
+from gsa.data.worker import Task, Workers
+from gsa.data.writer import ShardWriter, write_text
+from gsa.errors import GSAError
+
+SHARD_TOKENS = 2**27
+
+
+def prepare(
+    sources: Sequence[str],
+    tokenizer: str | Tokenizer,
+    out: str | Path,
+    *,
+    field: str = "text",
+    processes: int | None = None,
+    shard_tokens: int = SHARD_TOKENS,
+    exclude: Sequence[str] = (),
+    strict: bool = False,
+    progress: bool = True,
+) -> Manifest:
+    """The manifest of a folder with the tokens of all sources, which `gsa.data.shards.Tokens` opens.
+
+    The same call again goes on after the last shard that was finished, and has nothing to do if all are. A call with
+    other sources, another tokenizer or other options for the same folder is refused.
+
+    >>> prepare(["books/"], "bytes", "data/books")  # doctest: +SKIP
+    """
+    workers = usable_cores() if processes is None else processes
+    if workers < 1:
+        raise GSAError(f"data: processes must be at least 1, got {workers}")
+    if shard_tokens < 1:
+        raise GSAError(f"data: shard_tokens must be at least 1, got {shard_tokens}")
+    out = Path(out)
+    if out.exists() and not out.is_dir():
+        raise GSAError(f"data: {out} is a file, expected a folder")
+    tokenizer = load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
+    planned = plan(sources, field=field, exclude=exclude, leave_out=out)
+    settings = settings_of(sources, planned, tokenizer, field, shard_tokens, exclude)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise GSAError(f"data: folder {out} cannot be made: {error.strerror}") from None
+    with locked(out):
+        if (out / MANIFEST).exists():
+            return _finished(out, settings, progress)
+        state = begun(out, settings, tokenizer.dtype)
+        inputs = [entry for group in planned for entry in group]
+        _check_room(out, inputs, tokenizer, state)
+        tokenizer.save(out / TOKENIZER)
+        task = Task(str(out / TOKENIZER), tokenizer.fingerprint, field, strict)
+        with Report(total_size(inputs), _done(inputs, state), show=progress) as report:
+            done = _work(out, inputs, settings, state, tokenizer, task, workers, report)
+            manifest = manifest_of(done, settings, tokenizer)
+            if not manifest.tokens:
+                found = ", ".join(f"{kind}: {count}" for kind, count in manifest.bad_rows.items())
+                raise GSAError(f"data: there is no text in {', '.join(sources)}" + (f" ({found})" if found else ""))
+            write_text(out / MANIFEST, manifest.to_json())
+            (out / PROGRESS).unlink()
+        report.summary(manifest, str(out))
+        return manifest
+
+
+def usable_cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _work(
+    out: Path,
+    inputs: list[Input],
+    settings: dict[str, Any],
+    state: Progress,
+    tokenizer: Tokenizer,
+    task: Task,
+    workers: int,
+    report: Report,
+) -> Progress:
+    """Encodes all blocks from where the work stands, and keeps a record after each shard."""
+    writer = ShardWriter(out, tokenizer.dtype, settings["shard_tokens"], state.shards)
+    made = sum(shard.token_count for shard in state.shards)
+    blocks = read_blocks(inputs, task.field, Position(state.input, state.offset, state.line))
+    try:
+        with Workers(min(workers, _most_useful(inputs)), task) as pool:
+            for block, encoded in pool.encode(blocks):
+                at = state.skip
+                state = replace(state, **asdict(block.begin), skip=0)
+                while at < len(encoded.tokens):
+                    starts = encoded.starts[np.searchsorted(encoded.starts, at) :] - at
+                    taken = writer.append(encoded.tokens[at:], starts)
+                    at += taken
+                    made += taken
+                    if writer.room == 0:
+                        writer.finish()
+                        state = replace(state, shards=list(writer.shards))
+                        record(out, settings, replace(state, skip=at))
+                state = state.after(encoded)
+                report.update(block.consumed, made)
+        if not writer.empty:
+            writer.finish()
+    finally:
+        writer.close()
+    return replace(state, shards=list(writer.shards))
+
+
+def _done(inputs: list[Input], state: Progress) -> tuple[int, int]:
+    """Bytes read and tokens made so far."""
+    read = (total_size(inputs[: state.input]) or 0) + (state.offset if inputs[state.input].compression is None else 0)
+    return read, sum(shard.token_count for shard in state.shards)
+
+
+def _most_useful(inputs: list[Input]) -> int:
+    """How many workers could have a block each, where that is known."""
+    if any(entry.kind not in ("text", "jsonl") or entry.compression for entry in inputs):
+        return usable_cores()
+    return (total_size(inputs) or 0) // BLOCK + 1
+
+
+def _finished(out: Path, settings: dict[str, Any], show: bool) -> Manifest:
+    """The manifest of a folder that is done, if it is what was asked for and nothing is missing."""
+    manifest = Tokens.open(out).manifest
+    then = {**manifest.options, "sources": manifest.sources, "tokenizer": manifest.tokenizer.fingerprint}
+    compare(out, then, settings)
+    (out / PROGRESS).unlink(missing_ok=True)
+    if show:
+        print(f"{out}: already done, {manifest.tokens:,} tokens, {manifest.documents:,} documents", file=sys.stderr)
+    return manifest
+
+
+def _check_room(out: Path, inputs: list[Input], tokenizer: Tokenizer, state: Progress) -> None:
+    """Raises if the disk is surely too small: at six bytes of text per token, more than nearly all text has."""
+    text = sum(entry.size or 0 for entry in inputs if entry.kind == "text")
+    rows = sum(entry.size or 0 for entry in inputs if entry.kind != "text")
+    per_token = 1 if tokenizer.vocab_size <= 257 else 6
+    written = sum(shard.tokens_size for shard in state.shards)
+    needed = (text + rows // 2) // per_token * np.dtype(tokenizer.dtype).itemsize - written
+    free = shutil.disk_usage(out).free
+    if needed > free:
+        raise GSAError(
+            f"data: {out}: at least {needed / 1e6:,.0f} MB are needed, {free / 1e6:,.0f} MB are free on that disk"
+        )

@@ -1,0 +1,159 @@
+"""The record of a preparation under way: with which settings it was begun, and how far it is."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from gsa.data.documents import Encoded
+from gsa.data.shards import Manifest, Shard, check_shard, checked, read_object
+from gsa.data.sources import Input
+from gsa.data.tokenizer import Tokenizer
+from gsa.data.writer import UNFINISHED, write_text
+from gsa.errors import GSAError
+
+PROGRESS = "progress.json"
+IN_MANIFEST = ("field", "shard_tokens", "exclude", "files")
+HASHES = ("files", "times of change")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far the work is: all of `shards`, which end `skip` tokens after the beginning of the block at a position."""
+
+    input: int = 0
+    offset: int = 0
+    line: int = 0
+    skip: int = 0
+    text_bytes: int = 0
+    """This and what follows: of all blocks before that one."""
+    bad_rows: dict[str, int] = field(default_factory=dict)
+    undecodable_bytes: int = 0
+    shards: list[Shard] = field(default_factory=list)
+
+    def after(self, encoded: Encoded) -> Progress:
+        """The same with a block's counts added."""
+        return replace(
+            self,
+            text_bytes=self.text_bytes + encoded.text_bytes,
+            bad_rows=dict(sorted((Counter(self.bad_rows) + Counter(encoded.bad_rows)).items())),
+            undecodable_bytes=self.undecodable_bytes + encoded.undecodable_bytes,
+        )
+
+
+def settings_of(
+    sources: Sequence[str],
+    inputs: list[list[Input]],
+    tokenizer: Tokenizer,
+    text_field: str,
+    shard_tokens: int,
+    exclude: Sequence[str],
+) -> dict[str, Any]:
+    """Everything that decides what is in the shards."""
+    flat = [entry for group in inputs for entry in group]
+    return {
+        "sources": [
+            {"name": source, "inputs": len(group), "bytes": total_size(group)}
+            for source, group in zip(sources, inputs, strict=True)
+        ],
+        "tokenizer": tokenizer.fingerprint,
+        "field": text_field,
+        "shard_tokens": shard_tokens,
+        "exclude": list(exclude),
+        "files": _hash([[entry.name, entry.kind, entry.size] for entry in flat]),
+        "times of change": _hash([entry.changed for entry in flat]),
+    }
+
+
+def total_size(inputs: list[Input]) -> int | None:
+    """Bytes of inputs on disk, None if one is a stream."""
+    sizes = [entry.size for entry in inputs]
+    return None if None in sizes else sum(size or 0 for size in sizes)
+
+
+def _hash(values: list[Any]) -> str:
+    return hashlib.sha256(json.dumps(values).encode()).hexdigest()
+
+
+def compare(out: Path, then: dict[str, Any], now: dict[str, Any]) -> None:
+    """Raises if a folder was begun with other settings than these, and names those that differ."""
+    differ = []
+    for name in then:
+        before, after = _short(name, then[name]), _short(name, now.get(name))
+        if name in HASHES and then[name] != now.get(name):
+            differ.append(f"the {name} of the sources")
+        elif before != after:
+            differ.append(f"{name} ({before}, now {after})")
+    if differ:
+        raise GSAError(
+            f"data: {out} was begun with other settings; not the same are: {'; '.join(differ)}. Remove the folder, or "
+            "choose another"
+        )
+
+
+def _short(name: str, value: Any) -> str:
+    if name == "sources":  # their sizes are among the files
+        return ", ".join(str(source.get("name")) for source in value)
+    return value[:12] if isinstance(value, str) else json.dumps(value)
+
+
+def record(out: Path, settings: dict[str, Any], progress: Progress) -> None:
+    """Writes down how far the work is."""
+    write_text(out / PROGRESS, json.dumps({"settings": settings, "progress": asdict(progress)}, indent=2) + "\n")
+
+
+def begun(out: Path, settings: dict[str, Any], dtype: str) -> Progress:
+    """How far the work in a folder is; a new folder gets a record that it was begun."""
+    if not (out / PROGRESS).exists():
+        others = [path.name for path in out.iterdir() if not path.name.endswith(UNFINISHED)]
+        if others:
+            raise GSAError(f"data: folder {out} has other things in it ({min(others)}); choose a new one")
+        record(out, settings, Progress())
+        return Progress()
+    values = read_object(out / PROGRESS, "gsa data prepare")
+    then = values.get("settings")
+    if not isinstance(then, dict):
+        raise GSAError(f"{out / PROGRESS}: it has no settings; remove the folder")
+    compare(out, then, settings)
+    progress: Progress = checked(Progress, values.get("progress"), str(out / PROGRESS))
+    for shard in progress.shards:
+        check_shard(out, shard, dtype)
+    return progress
+
+
+def manifest_of(progress: Progress, settings: dict[str, Any], tokenizer: Tokenizer) -> Manifest:
+    """The manifest of what was done."""
+    return Manifest(
+        tokenizer=tokenizer.info,
+        dtype=tokenizer.dtype,
+        tokens=sum(shard.token_count for shard in progress.shards),
+        documents=sum(shard.document_count for shard in progress.shards),
+        text_bytes=progress.text_bytes,
+        bad_rows=progress.bad_rows,
+        undecodable_bytes=progress.undecodable_bytes,
+        sources=settings["sources"],
+        options={name: settings[name] for name in IN_MANIFEST},
+        shards=progress.shards,
+    )
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Holds a folder for this process; raises if another one holds it. Ends with the process, however that ends."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise GSAError(f"data: another process is at work on {folder}") from None
+        yield
+    finally:
+        os.close(descriptor)

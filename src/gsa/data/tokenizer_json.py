@@ -1,0 +1,175 @@
+"""Tokenizers that are a tokenizer.json: Hugging Face's, and those that are trained or converted here."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gsa.data.optional import first_line, hub_failures
+from gsa.data.shards import read_object
+from gsa.data.tokenizer import CONFIG, END_OF_TEXT, JSON, Tokenizer, checked_ids, fingerprint_of, pieces, utf8
+from gsa.errors import GSAError
+
+GROUP = 1 << 18
+"""Characters that are handed over at once: what comes back takes a hundred times the room."""
+KNOWN_ENDS = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>")
+BESIDE = ("special_tokens_map.json", "generation_config.json", "config.json", "chat_template.jinja")
+
+
+class JsonTokenizer(Tokenizer):
+    """What a tokenizer.json describes, run by `tokenizers`."""
+
+    def __init__(self, name: str, text: str, config: dict[str, Any], eos_id: int, chat_template: str | None = None):
+        self.name, self._text, self._config, self.eos_id = name, text, config, eos_id
+        self._chat_template = chat_template
+        content = json.loads(text)
+        self._run = _runner(name, text)
+        self.vocab_size = max(self._run.get_vocab(with_added_tokens=True).values()) + 1
+        without_prefix = _without_prefix(content)
+        self._run_on = self._run if without_prefix == content else _runner(name, json.dumps(without_prefix))
+        self._content = content
+
+    @classmethod
+    def read(cls, name: str, path: Path, text: str) -> JsonTokenizer:
+        """A tokenizer from the text of tokenizer.json; the files beside it say which token ends a text."""
+        config = read_object(path.with_name(CONFIG), "transformers") if path.with_name(CONFIG).exists() else {}
+        template = path.with_name("chat_template.jinja")
+        eos_id = _end_of_text(path, _runner(name, text), config)
+        return cls(name, text, config, eos_id, template.read_text() if template.exists() else None)
+
+    @cached_property
+    def fingerprint(self) -> str:  # type: ignore[override]  # costs time that not every use needs
+        return fingerprint_of(self._content, self.eos_id)
+
+    def encode(self, texts: Sequence[str], *, continues: bool = False) -> list[NDArray[Any]]:
+        results: list[list[NDArray[Any]]] = [[] for _ in texts]
+        groups: dict[bool, list[tuple[int, str]]] = {False: [], True: []}
+        waiting = 0
+        for i, text in enumerate(texts):
+            for number, piece in enumerate(pieces(text)):
+                groups[number > 0 or (continues and i == 0)].append((i, piece))
+                waiting += len(piece)
+                if waiting > GROUP:
+                    self._flush(groups, results)
+                    waiting = 0
+        self._flush(groups, results)
+        return [np.concatenate(parts) if parts else np.empty(0, self.dtype) for parts in results]
+
+    def _flush(self, groups: dict[bool, list[tuple[int, str]]], results: list[list[NDArray[Any]]]) -> None:
+        # First pieces go first, so those of one text stay in order.
+        for continues, group in groups.items():
+            if not group:
+                continue
+            run = self._run_on if continues else self._run
+            try:
+                encoded = run.encode_batch_fast([piece for _, piece in group], add_special_tokens=False)
+            except TypeError:
+                for _, piece in group:
+                    utf8(piece)
+                raise
+            for (i, _), encoding in zip(group, encoded, strict=True):
+                results[i].append(np.array(encoding.ids, self.dtype))
+            group.clear()
+
+    def decode(self, ids: Sequence[int] | NDArray[Any]) -> str:
+        return self._run.decode(checked_ids(ids, self.vocab_size).tolist(), skip_special_tokens=False)
+
+    def files(self) -> dict[str, str]:
+        config = {key: value for key, value in self._config.items() if key != "auto_map"}
+        config |= {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": self._run.id_to_token(self.eos_id)}
+        beside = {} if self._chat_template is None else {"chat_template.jinja": self._chat_template}
+        return {JSON: self._text, CONFIG: json.dumps(config, indent=2) + "\n", **beside}
+
+
+def _runner(name: str, text: str) -> Any:
+    from tokenizers import Tokenizer as Runner
+
+    try:
+        runner = Runner.from_str(text)
+    except Exception as error:
+        if type(error) is not Exception:  # the package raises nothing narrower
+            raise
+        raise GSAError(f"tokenizer: {name}: not a tokenizer.json that `tokenizers` reads: {error}") from None
+    runner.encode_special_tokens = True
+    runner.no_truncation()
+    runner.no_padding()
+    return runner
+
+
+def _without_prefix(content: dict[str, Any]) -> dict[str, Any]:
+    """The same tokenizer without the space that some put in front of a text: for what goes on from a cut."""
+    content = copy.deepcopy(content)
+
+    def visit(node: Any) -> Any:
+        if isinstance(node, list):
+            return [visit(entry) for entry in node if not (isinstance(entry, dict) and entry.get("type") == "Prepend")]
+        if isinstance(node, dict):
+            node = {key: visit(value) for key, value in node.items()}
+            if node.get("type") == "Metaspace":
+                node |= {"prepend_scheme": "never", "add_prefix_space": False}
+            elif node.get("type") == "ByteLevel":
+                node["add_prefix_space"] = False
+        return node
+
+    for part in ("normalizer", "pre_tokenizer"):
+        content[part] = visit(content.get(part))
+        if isinstance(content[part], dict) and content[part].get("type") == "Prepend":
+            content[part] = None
+    return content
+
+
+def _end_of_text(path: Path, runner: Any, config: dict[str, Any]) -> int:
+    """The id of the token that ends a text: as the files beside tokenizer.json say, else a known name."""
+    for values in (config, *(_beside(path, name) for name in BESIDE[:3])):
+        token = values.get("eos_token")
+        content = token.get("content") if isinstance(token, dict) else token
+        if isinstance(content, str):
+            found = runner.token_to_id(content)
+            if found is None:
+                raise GSAError(f"tokenizer: {path.parent} names {content!r} as eos_token, which is not in {path.name}")
+            return int(found)
+        number = values.get("eos_token_id")
+        number = number[0] if isinstance(number, list) and number else number
+        if type(number) is int and runner.id_to_token(number) is not None:
+            return number
+    special = {token.content: id_ for id_, token in runner.get_added_tokens_decoder().items() if token.special}
+    known = [special[token] for token in KNOWN_ENDS if token in special]
+    if len(known) != 1:
+        raise GSAError(
+            f"tokenizer: {path} does not say which token ends a text; put a {CONFIG} with eos_token beside it "
+            f"(special tokens: {', '.join(special) or 'none'})"
+        )
+    return int(known[0])
+
+
+def _beside(path: Path, name: str) -> dict[str, Any]:
+    return read_object(path.with_name(name), "transformers") if path.with_name(name).exists() else {}
+
+
+def downloaded(name: str) -> Path:
+    """The folder of a tokenizer of the Hugging Face Hub, from the cache or fetched now."""
+    from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url, try_to_load_from_cache
+
+    try:
+        if not isinstance(try_to_load_from_cache(name, JSON), str):
+            # One look without the retries of a download: a name that is wrong is told at once.
+            get_hf_file_metadata(hf_hub_url(name, JSON), timeout=10)
+        found = Path(hf_hub_download(name, JSON))
+    except hub_failures() as error:
+        raise GSAError(
+            f"tokenizer: {name!r} is neither `bytes` nor `mistral`, there is no such file or folder, and {JSON} of "
+            f"that name could not be fetched from the Hugging Face Hub: {first_line(error)}"
+        ) from None
+    for beside in (CONFIG, *BESIDE):
+        try:
+            hf_hub_download(name, beside)
+        except hub_failures():
+            continue  # not every tokenizer has every file; without any, end of text is looked for by its known names
+    return found.parent

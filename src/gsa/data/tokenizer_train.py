@@ -1,0 +1,94 @@
+"""A tokenizer of one's own: byte-level BPE, learnt from the same sources that shards are made of."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from gsa.data.blocks import read_blocks
+from gsa.data.documents import Findings, texts
+from gsa.data.sources import Input, plan
+from gsa.data.tokenizer import END_OF_TEXT, JSON, config_text, pieces
+from gsa.data.tokenizer_json import JsonTokenizer
+from gsa.errors import GSAError
+
+BYTES = 256
+WORDS = "|".join(
+    (
+        r" ?[\p{L}\p{M}]+",  # a word with the space before it
+        r"'\p{L}{1,2}(?!\p{L})",  # the end of a contraction
+        r" ?\p{N}",  # each digit by itself: numbers are spelt the same wherever they stand
+        r" ?[^\s\p{L}\p{M}\p{N}]+",  # signs
+        r"\s*\n+",  # line ends with the white space before them
+        r"\s+(?!\S)",  # white space, but for the space that belongs to a word
+        r"\s+",
+    )
+)
+"""What tokens never reach across. Every character fits one of these."""
+
+
+def train_tokenizer(
+    sources: Sequence[str],
+    vocab_size: int,
+    out: str | Path,
+    *,
+    field: str = "text",
+    limit_bytes: int | None = None,
+    exclude: Sequence[str] = (),
+    progress: bool = False,
+) -> JsonTokenizer:
+    """A tokenizer of exactly `vocab_size` tokens, in a folder that `load_tokenizer` and transformers read.
+
+    Any text comes back from its ids as it was. The same sources give the same tokenizer. `limit_bytes` ends the reading
+    after so many bytes of text.
+    """
+    from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
+    from tokenizers import Tokenizer as Runner
+
+    if vocab_size < BYTES + 1:
+        raise GSAError(f"tokenizer: vocab_size must be at least {BYTES + 1} (bytes and end of text), got {vocab_size}")
+    if limit_bytes is not None and limit_bytes < 1:
+        raise GSAError(f"tokenizer: limit_bytes must be at least 1, got {limit_bytes}")
+    out = Path(out)
+    if (out / JSON).exists():
+        raise GSAError(f"tokenizer: {out} has a {JSON} already; choose another folder")
+    inputs = [entry for group in plan(sources, field=field, exclude=exclude, leave_out=out) for entry in group]
+    runner = Runner(models.BPE())
+    runner.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(WORDS), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    runner.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=progress,
+    )
+    runner.train_from_iterator(_read(inputs, field, limit_bytes), trainer)
+    if runner.get_vocab_size() != vocab_size:
+        raise GSAError(
+            f"tokenizer: the text has too little variety for {vocab_size} tokens; there are {runner.get_vocab_size()}"
+        )
+    config = json.loads(config_text(eos=END_OF_TEXT))
+    tokenizer = JsonTokenizer(
+        str(out), runner.to_str(pretty=True) + "\n", config, int(runner.token_to_id(END_OF_TEXT) or 0)
+    )
+    tokenizer.save(out)
+    return tokenizer
+
+
+def _read(inputs: list[Input], field: str, limit_bytes: int | None) -> Iterator[str]:
+    """All text in pieces; what is wrong with rows is of no concern here."""
+    findings = Findings(strict=False)
+    read = 0
+    for block in read_blocks(inputs, field):
+        for document in texts(block.parts, field, findings):
+            for piece in pieces(document.text):
+                yield piece
+                read += len(piece.encode())
+                if limit_bytes is not None and read >= limit_bytes:
+                    return

@@ -1,0 +1,156 @@
+"""Worker processes that encode blocks: started bare, so that they hold a tokenizer and little else.
+
+A worker lives as long as the pipe to it: it ends by itself if the process that started it is killed. Nothing of the
+main script is imported in it, torch least of all, and Ctrl-C does not reach it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import subprocess
+import sys
+import traceback
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from types import TracebackType
+from typing import Any
+
+from gsa.data.blocks import Block, Part
+from gsa.data.documents import Encoded, encode_parts
+from gsa.errors import GSAError
+
+_START = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from gsa.data.worker import serve; serve(sys.argv[2])"
+)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a worker has to know before the first block."""
+
+    tokenizer: str
+    """Folder of the tokenizer."""
+    fingerprint: str
+    field: str
+    strict: bool
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """What went wrong in a worker: what a user did, or where our own code broke."""
+
+    message: str
+    users: bool
+
+
+def serve(descriptor: str) -> None:
+    """The life of a worker: blocks come, tokens go, until there is nobody to send them to."""
+    from gsa.data.tokenizer import load_tokenizer
+
+    connection: Connection[Any, Any] = Connection(int(descriptor))
+    try:
+        task: Task = connection.recv()
+        tokenizer = load_tokenizer(task.tokenizer)
+        if tokenizer.fingerprint != task.fingerprint:
+            raise GSAError(f"data: the tokenizer in {task.tokenizer} is not the one that was asked for")
+        while True:
+            connection.send(_encoded(connection.recv(), task, tokenizer))
+    except (EOFError, ConnectionError, KeyboardInterrupt):
+        os._exit(0)
+
+
+def _encoded(parts: list[Part], task: Task, tokenizer: Any) -> Encoded | _Failure:
+    try:
+        return encode_parts(parts, task.field, task.strict, tokenizer)
+    except GSAError as error:
+        return _Failure(str(error), True)
+    except (ArithmeticError, AssertionError, LookupError, MemoryError, TypeError, RuntimeError):
+        return _Failure(traceback.format_exc(), False)
+
+
+class _Worker:
+    """One worker process and the pipe to it."""
+
+    def __init__(self, task: Task) -> None:
+        self.connection, theirs = Pipe()
+        command = [sys.executable, "-c", _START, json.dumps(sys.path), str(theirs.fileno())]
+        one_core = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        with theirs:
+            self.process = subprocess.Popen(
+                command, pass_fds=[theirs.fileno()], env={**os.environ, **one_core}, start_new_session=True
+            )
+        self.connection.send(task)
+
+    def encode(self, parts: list[Part]) -> Encoded:
+        try:
+            self.connection.send(parts)
+            result = self.connection.recv()
+        except (EOFError, OSError):
+            code = self.process.wait()
+            reason = "killed, perhaps for want of memory" if code == -9 else f"exit code {code}"
+            raise GSAError(
+                f"data: a worker process ended ({reason}). What is finished stays, the same command goes on"
+            ) from None
+        if isinstance(result, _Failure):
+            raise GSAError(result.message) if result.users else RuntimeError(result.message)
+        return result
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.connection.close()
+
+
+class Workers:
+    """Processes that encode blocks, of which only a few are under way at a time; results come in order."""
+
+    def __init__(self, count: int, task: Task) -> None:
+        self._workers: list[_Worker] = []
+        self._free: queue.Queue[_Worker] = queue.Queue()
+        self._threads = ThreadPoolExecutor(count)
+        self._ahead = 2 * count
+        try:
+            for _ in range(count):
+                self._workers.append(_Worker(task))
+                self._free.put(self._workers[-1])
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # The threads that wait for these processes then see them end.
+        for worker in self._workers:
+            worker.process.kill()
+        self._threads.shutdown(cancel_futures=True)
+        for worker in self._workers:
+            worker.end()
+
+    def encode(self, blocks: Iterable[Block]) -> Iterator[tuple[Block, Encoded]]:
+        """Each block with its tokens, in order."""
+        under_way: deque[tuple[Block, Future[Encoded]]] = deque()
+        for block in blocks:
+            under_way.append((block, self._threads.submit(self._encode, block.parts)))
+            if len(under_way) > self._ahead:
+                first, result = under_way.popleft()
+                yield first, result.result()
+        while under_way:
+            first, result = under_way.popleft()
+            yield first, result.result()
+
+    def _encode(self, parts: list[Part]) -> Encoded:
+        worker = self._free.get()
+        try:
+            return worker.encode(parts)
+        finally:
+            self._free.put(worker)

@@ -1,0 +1,75 @@
+"""Engines carry one training loop on one process or many: plain torch, DDP, FSDP2 and DeepSpeed behind one class."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from gsa.errors import GSAError
+from gsa.mixers.registry import suggestion
+from gsa.train.engines.base import PRECISIONS, Engine
+from gsa.train.engines.launch import launched_processes
+
+__all__ = ["ENGINES", "PRECISIONS", "Engine", "engine"]
+
+ZERO_STAGES = (1, 2, 3)
+
+
+def _single(precision: str, device: torch.device | None, zero_stage: int) -> Engine:
+    from gsa.train.engines.single import Single
+
+    return Single(precision, device)
+
+
+def _ddp(precision: str, device: torch.device | None, zero_stage: int) -> Engine:
+    from gsa.train.engines.ddp import DDP
+
+    return DDP(precision, device)
+
+
+def _fsdp(precision: str, device: torch.device | None, zero_stage: int) -> Engine:
+    from gsa.train.engines.fsdp import FSDP
+
+    return FSDP(precision, device)
+
+
+def _deepspeed(precision: str, device: torch.device | None, zero_stage: int) -> Engine:
+    from gsa.train.engines.deepspeed import DeepSpeed
+
+    return DeepSpeed(precision, device, zero_stage)
+
+
+ENGINES: dict[str, Callable[[str, torch.device | None, int], Engine]] = {
+    "single": _single,
+    "ddp": _ddp,
+    "fsdp": _fsdp,
+    "deepspeed": _deepspeed,
+}
+
+
+def engine(
+    name: str, *, precision: str = "fp32", device: str | torch.device | None = None, zero_stage: int = 2
+) -> Engine:
+    """The engine of this name, connected to the other processes, if there are any.
+
+    `auto` is ddp when a launcher (torchrun, accelerate launch) started several processes, otherwise single. Without a
+    device, each process takes the GPU of its number, or the CPU if there is none. `zero_stage` is DeepSpeed's alone.
+    """
+    if precision not in PRECISIONS:
+        raise GSAError(f"engine: precision is {precision!r}, expected one of {', '.join(PRECISIONS)}")
+    if zero_stage not in ZERO_STAGES:
+        raise GSAError(f"engine: zero_stage is {zero_stage!r}, expected 1, 2 or 3")
+    processes = launched_processes()
+    if name == "auto":
+        name = "ddp" if processes > 1 else "single"
+    if name not in ENGINES:
+        raise GSAError(
+            f"engine: unknown engine {name!r}{suggestion(name, ENGINES)}, expected auto, {', '.join(ENGINES)}"
+        )
+    if name == "single" and processes > 1:
+        raise GSAError(
+            f"engine single: a launcher started {processes} processes, which would train {processes} times the same; "
+            "choose ddp, fsdp or deepspeed, or start one process"
+        )
+    return ENGINES[name](precision, None if device is None else torch.device(device), zero_stage)

@@ -1,0 +1,34 @@
+"""What all engines for several processes share: how these talk to each other."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gsa.train.engines.base import Engine
+from gsa.train.engines.launch import connect
+
+
+class Distributed(Engine):
+    """An engine on one of several processes that a launcher started."""
+
+    def __init__(self, precision: str, device: torch.device | None):
+        place = connect(self.name, device)
+        super().__init__(precision, place.device)
+        self.rank, self.world_size, self._opened = place.rank, place.world_size, place.opened
+
+    def sum(self, *values: float) -> list[float]:
+        x = torch.tensor([float(value) for value in values], dtype=torch.float64, device=self.device)
+        dist.all_reduce(x)
+        return x.tolist()
+
+    def barrier(self) -> None:
+        dist.barrier(device_ids=[self.device.index] if self.device.type == "cuda" else None)
+
+    def close(self) -> None:
+        if self._opened and dist.is_initialized():
+            dist.destroy_process_group()
+
+    def _broadcast(self, x: Tensor) -> None:
+        dist.broadcast(x, src=0)

@@ -1,0 +1,120 @@
+"""From a checkpoint of training to a folder that others load: weights, config, tokenizer and model card."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gsa.errors import GSAError
+from gsa.models.checkpoint import CONFIG, companions, config_text, empty_model, stored_weights, write_weights
+from gsa.models.config import ModelConfig
+from gsa.train.atomic import whole_folder
+from gsa.train.card import CardFacts, model_card
+from gsa.train.checkpoint import FOLDER, SHARD_BYTES, Checkpoint, checkpoints, newest_checkpoint, read_checkpoint
+from gsa.train.manifest import MANIFEST
+
+CARD = "README.md"
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was exported."""
+
+    checkpoint: Path
+    folder: Path
+    step: int
+    parameters: int
+    dtype: str
+    files: list[str]
+
+
+def export_checkpoint(
+    source: Path,
+    out: Path,
+    say: Callable[[str], None],
+    *,
+    best: bool = False,
+    ema: bool = False,
+    dtype: str | None = None,
+    licence: str | None = None,
+) -> Exported:
+    """Writes a checkpoint, or the newest or best of a run, as a Hugging Face folder; `out` must be new or empty.
+
+    Weights keep their dtype unless another is asked for; with `ema` they are the moving average. Broken checkpoints of
+    a run that are passed over are told to `say`.
+    """
+    out = out.resolve()
+    if dtype is not None and dtype not in DTYPES:
+        raise GSAError(f"export: dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise GSAError(f"export: {out} is there already; expected a new or empty folder")
+    checkpoint = _chosen(source, best, say)
+    if ema and "ema" not in checkpoint.groups:
+        raise GSAError(f"export: {checkpoint.folder} has no moving average of the weights: it was trained without")
+    config = checkpoint.config()
+    weights = stored_weights(config, checkpoint.tensors("ema" if ema else "model"))
+    model = empty_model(config, weights, f"export: {checkpoint.folder}")
+    if dtype is not None:
+        weights = {name: x.to(getattr(torch, dtype)) for name, x in weights.items()}
+    _check_finite(weights)
+    named_dtype = str(next(iter(weights.values())).dtype).removeprefix("torch.")
+    weight_bytes = sum(x.nbytes for x in weights.values())
+    beside = companions(checkpoint.folder)
+    with_tokenizer = any(file.name.startswith("tokenizer") for file in beside)
+    facts = CardFacts(out.name, model, named_dtype, weight_bytes, ema, with_tokenizer, licence)
+    with whole_folder(out, "export", weight_bytes) as folder:
+        write_weights(folder, weights, shard_bytes=SHARD_BYTES)
+        (folder / CONFIG).write_text(config_text(config, weights, **_special_tokens(config, checkpoint.state)))
+        for file in beside:
+            shutil.copyfile(file, folder / file.name)
+        (folder / CARD).write_text(model_card(facts, checkpoint.state), encoding="utf-8")
+        files = sorted(path.name for path in folder.iterdir())
+    return Exported(checkpoint.folder, out, checkpoint.step, model.num_parameters, named_dtype, files)
+
+
+def _chosen(source: Path, best: bool, say: Callable[[str], None]) -> Checkpoint:
+    """The checkpoint that is meant by a folder."""
+    if (source / MANIFEST).exists():
+        if best:
+            raise GSAError(f"export: {source} is one checkpoint; --best chooses among those of a run's folder")
+        return read_checkpoint(source)
+    if not (source / FOLDER).is_dir():
+        raise GSAError(f"export: {source} is neither a checkpoint nor a run: it has no {MANIFEST} and no {FOLDER}")
+    newest = newest_checkpoint(source, say, set_aside=False)
+    if newest is None:
+        raise GSAError(f"export: {source} has no whole checkpoint")
+    if not best:
+        return newest
+    found = newest.state.get("best")
+    step = found.get("step") if isinstance(found, dict) else None
+    if step is None:
+        raise GSAError(f"export: no checkpoint of {source} is the best: the run has not evaluated any")
+    folders = [folder for at, folder in checkpoints(source) if at == step]
+    if not folders:
+        raise GSAError(f"export: the best checkpoint of {source}, of step {step}, is no longer there")
+    return read_checkpoint(folders[-1])
+
+
+def _check_finite(weights: dict[str, Tensor]) -> None:
+    for name, x in weights.items():
+        if not bool(torch.isfinite(x).all()):
+            raise GSAError(f"export: tensor {name} is not finite in {str(x.dtype).removeprefix('torch.')}")
+
+
+def _special_tokens(config: ModelConfig, state: dict[str, Any]) -> dict[str, int]:
+    """Fields of config.json: the token that ends a text, if the state knows the tokenizer."""
+    data = state.get("data")
+    tokenizer = data.get("tokenizer") if isinstance(data, dict) else None
+    end = tokenizer.get("eos_id") if isinstance(tokenizer, dict) else None
+    if end is None:
+        return {}
+    if type(end) is not int or not 0 <= end < config.vocab_size:
+        raise GSAError(f"export: the tokenizer's eos_id is {end!r}, expected 0 to {config.vocab_size - 1}")
+    return {"eos_token_id": end}

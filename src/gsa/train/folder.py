@@ -1,0 +1,150 @@
+"""The folder of a run: one run at a time in it, its settings, its checkpoints."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gsa import __version__
+from gsa.data.shards import TOKENIZER
+from gsa.errors import GSAError
+from gsa.models.checkpoint import written
+from gsa.train.checkpoint import Checkpoint, checkpoints, clean, newest_checkpoint, prune, save_checkpoint
+from gsa.train.plan import Plan
+from gsa.train.position import Position
+
+SETTINGS = "settings.json"
+# What decides the path of a run: another value needs another folder.
+FIXED = ("length", "batch_size", "reset_at_documents", "seed")
+# What says nothing about the run itself.
+SHOWN = ("dry_run", "json", "tensorboard", "wandb", "out")
+
+
+class RunFolder:
+    """The folder of a run, locked while it is entered. Only the first process of a run has one."""
+
+    def __init__(self, plan: Plan):
+        self.plan, self.path = plan, plan.out
+        self._lock: int | None = None
+
+    def __enter__(self) -> RunFolder:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT)
+        except OSError as error:
+            raise GSAError(f"train: out {self.path} cannot be written: {error}") from None
+        if not _locked(self._lock):
+            os.close(self._lock)
+            raise GSAError(f"train: another process is training in {self.path}")
+        clean(self.path)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._lock is not None:
+            os.close(self._lock)  # which lets go of it, as the end of the process does
+
+    def newest(self, say: Any) -> Checkpoint | None:
+        """The newest whole checkpoint, if it is one of this plan's."""
+        checkpoint = newest_checkpoint(self.path, say)
+        if checkpoint is None:
+            return None
+        before, now = checkpoint.state, self.state(Position())
+        for name in ("model", "data"):
+            if before.get(name) != now[name]:
+                changed = [key for key in now[name] if (before.get(name) or {}).get(key) != now[name][key]]
+                raise GSAError(
+                    f"train: {checkpoint.folder} is of a run with another {name} ({', '.join(changed)} changed): "
+                    "choose another out"
+                )
+        settings = before.get("settings") or {}
+        for name, value in now["settings"].items():
+            if settings.get(name) == value or name in SHOWN:
+                continue
+            if name in FIXED:
+                raise GSAError(
+                    f"train: {checkpoint.folder} is of a run with {name} {settings.get(name)}, now it is {value}: "
+                    "choose another out"
+                )
+            say(f"{name} was {settings.get(name)} until here, and is {value} from now on")
+        return checkpoint
+
+    def write_settings(self) -> None:
+        """Leaves the settings and the model's config in the folder, to be read by people."""
+        with written(self.path / SETTINGS) as file:
+            state = self.state(Position())
+            file.write_text(
+                json.dumps({key: state[key] for key in ("gsa", "settings", "model", "data")}, indent=2) + "\n"
+            )
+
+    def state(self, position: Position) -> dict[str, Any]:
+        """What a checkpoint says in JSON."""
+        tokens, settings = self.plan.tokens, self.plan.settings
+        return {
+            **asdict(position),
+            "tokens": position.step * self.plan.tokens_per_step,
+            "samples": position.step * settings.batch_size,
+            "settings": asdict(settings),
+            "model": self.plan.config.to_dict(),
+            "data": {
+                "fingerprint": tokens.fingerprint,
+                "tokenizer": asdict(tokens.tokenizer),
+                "documents": tokens.documents,
+                "tokens": tokens.length,
+                "text_bytes": tokens.text_bytes,
+            },
+            "gsa": __version__,
+            "torch": torch.__version__,
+            "threads": torch.get_num_threads(),
+        }
+
+    def save(self, position: Position, tensors: dict[str, dict[str, Tensor]]) -> Path:
+        """Writes a checkpoint and removes those that need not be kept."""
+        for name, x in tensors["model"].items():
+            if not bool(torch.isfinite(x).all()):
+                raise GSAError(
+                    f"train: weight {name} is not finite at step {position.step}, which is not saved; "
+                    f"the last good checkpoint is {self.last() or 'none'}"
+                )
+        tokenizer = self.plan.tokens.folder / TOKENIZER
+        saved = save_checkpoint(
+            self.path, position.step, self.plan.config, tensors, self.state(position), tokenizer=tokenizer
+        )
+        settings = self.plan.settings
+        best = {int(position.best["step"])} if settings.keep_best and position.best is not None else set()
+        prune(self.path, settings.keep_last, best)
+        return saved
+
+    def last(self) -> Path | None:
+        """The newest checkpoint by name."""
+        found = checkpoints(self.path)
+        return found[-1][1] if found else None
+
+    def check_space(self, parameters: int) -> None:
+        """Raises unless one more checkpoint fits on the disk."""
+        copies = 4 if self.plan.settings.ema is not None else 3
+        needed, free = parameters * 4 * copies, shutil.disk_usage(self.path).free
+        if free < needed:
+            raise GSAError(
+                f"train: a checkpoint needs {needed / 1e9:.2f} GB, the disk of {self.path} has {free / 1e9:.2f} GB free"
+            )
+
+
+def _locked(file: int) -> bool:
+    """Whether this process now holds the lock on a file."""
+    try:
+        import fcntl
+    except ImportError:  # not on Windows, where nothing is locked
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,263 @@
+"""The training loop: one step after another, evaluated, saved, and resumed to the bit.
+
+Nothing is drawn at random after the weights: a step depends on weights, optimiser and its own number alone. So a run
+that was killed and resumed takes the same path as one that was not.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gsa.data.batches import MicroBatch, Rows, Steps
+from gsa.errors import GSAError
+from gsa.models.checkpoint import load_model, written
+from gsa.models.lm import LM
+from gsa.train.engines import Engine
+from gsa.train.evaluation import evaluate
+from gsa.train.folder import RunFolder
+from gsa.train.metrics import Metrics
+from gsa.train.nonfinite import first_broken, told
+from gsa.train.optimizer import adamw
+from gsa.train.peak import flops_per_token, matmul_peak
+from gsa.train.plan import Plan
+from gsa.train.position import Outcome, Position, Spent
+from gsa.train.progress import Progress
+from gsa.train.schedule import learning_rate
+from gsa.train.stop import StopWish
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+FIRST_LOSS_SCALE, SCALE_GROWS_AFTER = 2.0**16, 2000  # of fp16, whose gradients would vanish otherwise
+
+
+class Trainer:
+    """A run in progress, on one of its processes. `folder` is None on all but the first."""
+
+    def __init__(self, plan: Plan, engine: Engine, folder: RunFolder | None, say: Callable[[str], None]):
+        self.plan, self.engine, self.folder, self.say = plan, engine, folder, say
+        settings = plan.settings
+        self.rows = partial(Rows, length=settings.length, reset_at_documents=settings.reset_at_documents)
+        self.data = Steps(
+            self.rows(plan.tokens),
+            batch_size=settings.batch_size,
+            micro_batch_size=settings.micro_batch_size,
+            seed=settings.seed,
+            rank=engine.rank,
+            world_size=engine.world_size,
+        )
+        self.position = Position(loss_scale=FIRST_LOSS_SCALE if settings.precision == "fp16" else 1.0)
+        self.spent = Spent()
+        self.broken: str | None = None  # what was found of the last step that was not finite
+        self._start()
+
+    def _start(self) -> None:
+        """Builds the model, or brings it back to where the newest checkpoint left it."""
+        plan, engine, settings = self.plan, self.engine, self.plan.settings
+        checkpoint = self.folder.newest(self.say) if self.folder else None
+        state = _shared(engine, None if checkpoint is None else checkpoint.state)
+        torch.manual_seed(settings.seed)
+        if plan.weights is not None and state is None:
+            model = load_model(plan.weights, dtype=torch.float32)
+        else:
+            model = LM(plan.config)
+        if self.folder:
+            self.folder.check_space(model.num_parameters)
+        model.gradient_checkpointing = settings.gradient_checkpointing
+        optimizer = partial(
+            adamw,
+            lr=settings.lr,
+            betas=(settings.beta1, settings.beta2),
+            eps=settings.eps,
+            weight_decay=settings.weight_decay,
+            decay_all=settings.decay_all,
+        )
+        engine.start(model, optimizer, compile=settings.compile)
+        if state is not None:
+            self.position = Position.read(state)
+            engine.load(
+                checkpoint.tensors("model") if checkpoint else None,
+                checkpoint.tensors("optimizer") if checkpoint else None,
+            )
+            self.say(f"going on from step {self.position.step} of {plan.steps}")
+        if settings.ema is not None:
+            engine.start_ema(settings.ema)
+            if state is not None and state["settings"]["ema"] is not None:
+                engine.load_ema(checkpoint.tensors("ema") if checkpoint else {})
+
+    def run(self, metrics: Metrics | None, progress: Progress) -> Outcome:
+        """Trains to the end, to a wish to stop, or until evaluations get no better."""
+        settings, plan, position = self.plan.settings, self.plan, self.position
+        self.say = progress.note
+        peak = matmul_peak(self.engine.device, DTYPES[settings.precision]) * self.engine.world_size
+        flops = flops_per_token(plan.config, settings.length)
+        batches = self.data.run(position.step, plan.steps, settings.workers)
+        stop = False
+        with StopWish() as wish:
+            while (reason := self._end(stop)) is None:
+                began = time.perf_counter()
+                with self.spent.on("data"):
+                    batch = next(batches)
+                with self.spent.on("compute"):
+                    values, stop = self._step(batch, wish)
+                seconds = time.perf_counter() - began
+                values["tokens_per_second"] = self.plan.tokens_per_step / seconds
+                values["peak_share"] = flops * values["tokens_per_second"] / peak
+                if plan.eval_tokens is not None and self._due(settings.eval_every):
+                    values |= {f"eval_{name}": value for name, value in self._evaluate().items()}
+                position.seconds += time.perf_counter() - began
+                if metrics is not None:
+                    metrics.write(position.step, values)
+                progress.update(
+                    position.step,
+                    loss=values["loss"],
+                    lr=values["lr"],
+                    tokens_per_second=values["tokens_per_second"],
+                    peak_share=values["peak_share"],
+                    grad_norm=values["grad_norm"],
+                    skipped=position.skipped,
+                    eval_loss=values.get("eval_loss"),
+                )
+                if self._due(settings.save_every) or self._end(stop) is not None or self._is_best():
+                    self._save()
+        return self._outcome(reason, wish.signal)
+
+    def _step(self, micro_batches: list[MicroBatch], wish: StopWish) -> tuple[dict[str, float], bool]:
+        """One step of the optimiser, or none if the gradient is not finite; what there is to tell, and whether to stop."""
+        engine, position, settings = self.engine, self.position, self.plan.settings
+        targets, stop = engine.sum(sum(micro.targets for micro in micro_batches), float(wish.signal is not None))
+        loss = torch.zeros((), device=engine.device)
+        for i, micro in enumerate(micro_batches):
+            # Each token of the step counts the same, whichever process and micro-batch it is in.
+            share = self._loss(micro) * (micro.targets / targets)
+            engine.backward(share * position.loss_scale, last=i == len(micro_batches) - 1)
+            loss += share.detach()
+        (total,) = engine.sum(float(loss))
+        norm = float(engine.gradient_norm()) / position.loss_scale
+        lr = learning_rate(
+            position.step, steps=self.plan.steps, warmup=self.plan.warmup, peak=settings.lr, floor=settings.min_lr
+        )
+        if math.isfinite(total) and math.isfinite(norm):
+            clipped = 1.0 if settings.clip is None else min(1.0, settings.clip / (norm + 1e-6))
+            if clipped != 1.0 or position.loss_scale != 1.0:
+                engine.scale_gradients(clipped / position.loss_scale)
+            engine.step(lr)
+            if settings.ema is not None:
+                engine.update_ema()
+            self._note_good_step()
+        else:
+            self._note_bad_step(micro_batches, total, norm)
+        position.step += 1
+        return {"loss": total, "lr": lr, "grad_norm": norm, "skipped": position.skipped}, stop > 0
+
+    def _loss(self, micro: MicroBatch) -> Tensor:
+        device = self.engine.device
+        ids = micro.ids.to(device)
+        return self.engine.loss(ids, ids, None if micro.cu_seqlens is None else micro.cu_seqlens.to(device))
+
+    def _note_good_step(self) -> None:
+        position = self.position
+        position.skipped_in_row, position.good_steps = 0, position.good_steps + 1
+        if self.plan.settings.precision == "fp16" and position.good_steps >= SCALE_GROWS_AFTER:
+            position.loss_scale, position.good_steps = position.loss_scale * 2, 0
+
+    def _note_bad_step(self, micro_batches: list[MicroBatch], loss: float, norm: float) -> None:
+        """Counts a step that is skipped; the first of a row is looked into, and too many end the run."""
+        engine, position = self.engine, self.position
+        position.skipped += 1
+        said = f"step {position.step + 1} skipped: loss {loss:g}, norm of the gradient {norm:g}"
+        if math.isfinite(loss) and position.loss_scale > 1:  # only too large for fp16
+            position.loss_scale, position.good_steps = position.loss_scale / 2, 0
+            self.say(f"{said}, loss scale now {position.loss_scale:g}")
+            engine.discard()
+            return
+        position.skipped_in_row += 1
+        if position.skipped_in_row == 1 or self.broken is None:
+            found = first_broken(engine.model, lambda: self._forward(micro_batches))
+            report = {"step": position.step + 1, "loss": str(loss), "grad_norm": str(norm), "first": found}
+            with written(self.plan.out / f"nonfinite-{engine.rank}.json") as file:
+                file.write_text(json.dumps(report, indent=2) + "\n")
+            self.broken = told(found)
+            said += f"; {self.broken}"
+        engine.discard()
+        self.say(said)
+        if position.skipped_in_row >= self.plan.settings.max_skipped:
+            last = self.folder.last() if self.folder else None
+            raise GSAError(
+                f"train: stopped, {position.skipped_in_row} steps in a row were not finite (max_skipped); "
+                f"the last good checkpoint is {last or 'none'}; {self.broken}"
+            )
+
+    def _forward(self, micro_batches: list[MicroBatch]) -> None:
+        for micro in micro_batches:
+            self._loss(micro)
+
+    def _evaluate(self) -> dict[str, float]:
+        """Loss, perplexity and bits per byte on the evaluation's data, of the average of the weights if one is kept."""
+        engine, position, settings = self.engine, self.position, self.plan.settings
+        assert self.plan.eval_tokens is not None
+        with self.spent.on("evaluation"), engine.evaluation(ema=settings.ema is not None):
+            found = evaluate(
+                engine, self._loss, self.rows(self.plan.eval_tokens), self.data.micro_batch_size, settings.eval_rows
+            )
+        position.eval = {"step": position.step, **found}
+        position.evals_since_best += 1
+        if position.best is None or found["loss"] < position.best["loss"]:
+            position.best, position.evals_since_best = {"step": position.step, "loss": found["loss"]}, 0
+        return found
+
+    def _due(self, every: int) -> bool:
+        """Whether something that comes every so many steps, and after the last, comes now."""
+        return self.position.step % every == 0 or self.position.step == self.plan.steps
+
+    def _is_best(self) -> bool:
+        best = self.position.best
+        return self.plan.settings.keep_best and best is not None and best["step"] == self.position.step
+
+    def _end(self, stop: bool) -> str | None:
+        """Why the run ends here, if it does."""
+        patience = self.plan.settings.patience
+        if self.position.step >= self.plan.steps:
+            return "finished"
+        if patience is not None and self.position.evals_since_best >= patience:
+            return "early"
+        return "stopped" if stop else None
+
+    def _save(self) -> None:
+        with self.spent.on("saving"):
+            tensors = {"model": self.engine.weights(), "optimizer": self.engine.optimizer_state()}
+            if self.plan.settings.ema is not None:
+                tensors["ema"] = self.engine.ema_weights()
+            if self.folder:
+                self.folder.save(self.position, tensors)
+
+    def _outcome(self, reason: str, signal: int | None) -> Outcome:
+        position, last = self.position, self.folder.last() if self.folder else None
+        return Outcome(
+            reason=reason,
+            signal=signal if reason == "stopped" else None,
+            rank=self.engine.rank,
+            step=position.step,
+            steps=self.plan.steps,
+            tokens=position.step * self.plan.tokens_per_step,
+            skipped=position.skipped,
+            checkpoint=None if last is None else str(last),
+            eval=position.eval,
+            best=position.best,
+            spent=self.spent.summary(),
+        )
+
+
+def _shared(engine: Engine, value: dict[str, Any] | None) -> dict[str, Any] | None:
+    """What the first process of a run has, on all of them."""
+    if engine.world_size == 1:
+        return value
+    held = [value]
+    torch.distributed.broadcast_object_list(held, src=0)
+    return held[0]

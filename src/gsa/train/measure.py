@@ -1,0 +1,200 @@
+"""Time and memory of single parts of a model, measured on a device and scaled to a micro-batch.
+
+Shape letters: B rows, T time, D model width.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from gsa.mixers.base import Options
+from gsa.mixers.hgrn2 import HGRN2Options, lower_bounds
+from gsa.mixers.layout import Layout
+from gsa.mixers.parts import RMSNorm
+from gsa.models.backbone import Block
+from gsa.models.config import ModelConfig
+from gsa.models.init import initialise
+from gsa.models.loss import PIECE, linear_cross_entropy
+from gsa.train.peak import block_flops, synchronise
+
+WORK_SECONDS = 1.0  # of one measured pass forward and backward, at the matmul rate; a larger one is cut
+LEAST_TOKENS = 32  # that are measured
+ENOUGH_SECONDS = 0.5  # of repeated runs
+RUNS = (2, 9)  # at least and at most
+Passes = Callable[[int, int], Tensor]
+"""A loss of so many rows of so many tokens."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a process computes at once, and how fast it could."""
+
+    rows: int
+    length: int
+    packed: bool
+    """Whether rows lie end to end, as they do where documents are kept apart."""
+    device: torch.device
+    dtype: torch.dtype
+    peak: float
+    """FLOP/s of a matmul."""
+
+    @property
+    def tokens(self) -> int:
+        return self.rows * self.length
+
+    def cut(self, flops_per_token: float) -> tuple[int, int]:
+        """Rows and length of a batch whose passes take a few seconds at most: fewer rows first, then shorter ones."""
+        tokens = max(int(WORK_SECONDS * self.peak / flops_per_token), LEAST_TOKENS)
+        if tokens >= self.length:
+            return min(self.rows, tokens // self.length), self.length
+        return 1, tokens
+
+
+@dataclass(frozen=True)
+class Part:
+    """What was measured of a part of a model, scaled to a micro-batch."""
+
+    parameters: int
+    seconds: float
+    """Of the passes forward and backward."""
+    copied_bytes: int
+    """Kept for the pass backward whatever the number of tokens: weights in half precision."""
+    kept_bytes: int
+    """Kept for the pass backward, in proportion to the tokens."""
+    working_bytes: int
+    measured_tokens: int
+
+
+def measure_block(config: ModelConfig, options: Options, batch: Batch, checkpointing: bool) -> Part:
+    """Time and memory of one block."""
+    with torch.device(batch.device):
+        block = Block(config, options)
+        block.apply(partial(initialise, deviation=config.initializer_range, layers=config.num_hidden_layers))
+        bound = None
+        if isinstance(options, HGRN2Options) and options.lower_bound:
+            bound = lower_bounds(torch.zeros(2, config.hidden_size))[1]
+
+    def passes(rows: int, length: int) -> Tensor:
+        x = torch.randn(rows, length, config.hidden_size, device=batch.device, requires_grad=True)
+        layout = Layout(rows, length, batch.device)
+        if batch.packed:
+            x = x.detach().view(1, rows * length, -1).requires_grad_()
+            layout = Layout(1, rows * length, batch.device, torch.arange(rows + 1, device=batch.device) * length)
+        return block(x, None, layout, False, bound)[0].float().mean()
+
+    with torch.device("meta"):
+        shape = Block(config, options)
+        work = partial(block_flops, shape)
+        rows, length = batch.cut(3 * work(batch.length))
+        share = rows * length * work(length) / (batch.tokens * work(batch.length))
+    copied, per_token = _kept(block, passes, rows, length, batch)
+    block.gradient_checkpointing = checkpointing
+    _run(block, passes, rows, max(length // 8, 1), batch)
+    seconds = _seconds(lambda: _run(block, passes, rows, length, batch), batch.device) / share
+    return Part(
+        parameters=_size(block),
+        seconds=seconds,
+        copied_bytes=copied,
+        kept_bytes=round(per_token * batch.tokens),
+        working_bytes=round(per_token * batch.tokens),
+        measured_tokens=rows * length,
+    )
+
+
+def measure_ends(config: ModelConfig, batch: Batch) -> Part:
+    """Time and memory of what stands before and behind the blocks: embedding, last norm, head and loss."""
+    with torch.device(batch.device):
+        embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
+        norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        head = (
+            embeddings if config.tie_word_embeddings else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        )
+    module = nn.ModuleList([embeddings, norm, head])
+    module.apply(partial(initialise, deviation=config.initializer_range, layers=config.num_hidden_layers))
+
+    def passes(rows: int, length: int) -> Tensor:
+        ids = torch.randint(config.vocab_size, (rows * length,), device=batch.device)
+        return linear_cross_entropy(norm(embeddings(ids)), head.weight, ids)
+
+    rows, length = batch.cut(6 * config.hidden_size * config.vocab_size)
+    copied, per_token = _kept(module, passes, rows, length, batch)
+    _run(module, passes, rows, max(length // 8, 1), batch)
+    seconds = _seconds(lambda: _run(module, passes, rows, length, batch), batch.device) * batch.tokens / (rows * length)
+    return Part(
+        parameters=_size(module),
+        seconds=seconds,
+        copied_bytes=copied,
+        kept_bytes=round(per_token * batch.tokens),
+        working_bytes=3 * 4 * min(PIECE, batch.tokens * config.vocab_size) + 4 * config.vocab_size * config.hidden_size,
+        measured_tokens=rows * length,
+    )
+
+
+def measure_update(parameters: int, largest: int, device: torch.device, ema: bool) -> float:
+    """Seconds to clip, update and average so many parameters, measured on `largest` of them."""
+    weight = nn.Parameter(torch.zeros(largest, device=device))
+    weight.grad = torch.zeros_like(weight)
+    average = torch.zeros_like(weight)
+    optimizer = torch.optim.AdamW([weight], lr=1e-4, fused=True)
+
+    def update() -> None:
+        nn.utils.clip_grad_norm_([weight], 1.0)
+        optimizer.step()
+        if ema:
+            average.lerp_(weight.detach(), 0.001)
+
+    update()  # makes the moments
+    return _seconds(update, device) * parameters / largest
+
+
+def _size(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
+
+
+def _forward(passes: Passes, rows: int, length: int, batch: Batch) -> Tensor:
+    with torch.autocast(batch.device.type, batch.dtype, enabled=batch.dtype != torch.float32):
+        return passes(rows, length)
+
+
+def _run(module: nn.Module, passes: Passes, rows: int, length: int, batch: Batch) -> None:
+    module.zero_grad()
+    _forward(passes, rows, length, batch).backward()
+
+
+def _kept(module: nn.Module, passes: Passes, rows: int, length: int, batch: Batch) -> tuple[int, float]:
+    """Bytes that a pass forward keeps for the pass backward besides parameters: once, and for every token."""
+    sizes = {}
+    for T in (-(-length // 4), -(-length // 2)):
+        kept: dict[int, int] = {}
+
+        def pack(x: Tensor, kept: dict[int, int] = kept) -> Tensor:
+            kept[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+            return x
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+            loss = _forward(passes, rows, T, batch)
+        for parameter in module.parameters():
+            kept.pop(parameter.untyped_storage().data_ptr(), None)
+        del loss
+        sizes[rows * T] = sum(kept.values())
+    (few, small), (many, large) = sizes.items() if len(sizes) == 2 else ((0, 0), *sizes.items())
+    once = max(round(small - (large - small) * few / (many - few)), 0)
+    return once, (large - once) / many
+
+
+def _seconds(run: Callable[[], object], device: torch.device) -> float:
+    """The best of several runs: whatever else the machine does makes some of them slower, and none faster."""
+    times: list[float] = []
+    while len(times) < RUNS[0] or (len(times) < RUNS[1] and sum(times) < ENOUGH_SECONDS):
+        synchronise(device)
+        before = time.perf_counter()
+        run()
+        synchronise(device)
+        times.append(time.perf_counter() - before)
+    return min(times)

@@ -1,0 +1,174 @@
+"""Metrics of a run: metrics.jsonl in its folder, and TensorBoard and Weights & Biases where they are wanted."""
+
+from __future__ import annotations
+
+import json
+import math
+import secrets
+from importlib import import_module
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from gsa.errors import GSAError
+from gsa.models.checkpoint import read_json, written
+
+METRICS, TENSORBOARD, WANDB = "metrics.jsonl", "tensorboard", "wandb.json"
+Value = float | int | str
+
+
+class Metrics:
+    """Writes what a run measures, step by step.
+
+    metrics.jsonl has one JSON object a line, `{"step": 1, "loss": 9.01, ...}`, each written at once. A number that is
+    not finite is null there, since JSON has no word for it. When a run resumes from step `resume_step`, what an
+    interrupted run wrote about later steps is forgotten: those steps come again.
+    """
+
+    def __init__(self, run: Path, *, resume_step: int, tensorboard: bool, wandb: str | None, settings: dict[str, Any]):
+        # What may be missing comes first, before anything is changed.
+        writer = _imported("torch.utils.tensorboard", "SummaryWriter", "tensorboard") if tensorboard else None
+        service = None if wandb is None else {name: _imported("wandb", name, "wandb") for name in ("init", "Error")}
+        self.path = Path(run) / METRICS
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            _forget(self.path, resume_step)
+        except OSError as error:
+            raise _cannot_write(self.path, error) from None
+        self._wandb: Any = None
+        if service is not None:
+            name = _wandb_id(self.path.parent)
+            try:
+                self._wandb = service["init"](project=wandb, id=name, resume="allow", dir=str(run), config=settings)
+            except service["Error"] as error:
+                raise GSAError(f"metrics: wandb cannot start a run in project {wandb!r}: {error}") from None
+            # Its own count of steps only rises, so that steps which come again would be ignored.
+            self._wandb.define_metric("step")
+            self._wandb.define_metric("*", step_metric="step")
+        self._tensorboard: Any = None
+        if writer is not None:
+            folder = str(self.path.parent / TENSORBOARD)
+            # Points from this step on are hidden.
+            self._tensorboard = writer(folder, purge_step=resume_step + 1 if resume_step else None)
+            self._tensorboard.add_text("settings", _indented(settings), resume_step)
+        # Not buffered: a line is in the file when `write` returns, and none is left to write when a disk is full.
+        self._file = self.path.open("ab", buffering=0)
+
+    def write(self, step: int, values: dict[str, Value]) -> None:
+        """Adds what was measured at a step."""
+        line = json.dumps({"step": step, **{name: _strict(value) for name, value in values.items()}}, allow_nan=False)
+        rest = memoryview(line.encode() + b"\n")
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError as error:
+            raise _cannot_write(self.path, error) from None
+        if self._tensorboard is not None:
+            for name, value in values.items():
+                if isinstance(value, str):
+                    self._tensorboard.add_text(name, value, step)
+                else:
+                    self._tensorboard.add_scalar(name, value, step)
+            self._tensorboard.flush()  # or a kill would lose points that no resumed run writes again
+        if self._wandb is not None:
+            self._wandb.log({"step": step, **values})
+
+    def close(self, *, failed: bool = False) -> None:
+        """Ends writing."""
+        self._file.close()
+        if self._tensorboard is not None:
+            self._tensorboard.close()
+        if self._wandb is not None:
+            self._wandb.finish(exit_code=int(failed))
+
+    def __enter__(self) -> Metrics:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(failed=kind is not None)
+
+
+def read_metrics(path: str | Path) -> list[dict[str, Any]]:
+    """The lines of a metrics.jsonl, or of the one in a run's folder; a last line that a kill cut short is left out."""
+    path = Path(path)
+    path = path / METRICS if path.is_dir() else path
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise GSAError(f"metrics: cannot read {path}: {error}") from None
+    return [values for _, values in _lines(path, text)]
+
+
+def _lines(path: Path, text: bytes) -> list[tuple[bytes, dict[str, Any]]]:
+    """The whole lines and what they say; broken ones are left out at the end, where a kill can leave them, and nowhere
+    else."""
+    found: list[tuple[bytes, dict[str, Any]]] = []
+    broken = None
+    for number, line in enumerate(text.splitlines(keepends=True), 1):
+        values = _object(line)
+        if values is None:
+            broken = broken or number
+        elif broken:
+            raise GSAError(f"metrics: {path}: line {broken} is not a JSON object with a step; correct or remove it")
+        else:
+            found.append((line, values))
+    return found
+
+
+def _object(line: bytes) -> dict[str, Any] | None:
+    try:
+        values = json.loads(line)
+    except (UnicodeDecodeError, json.JSONDecodeError):
+        return None
+    whole = line.endswith(b"\n") and isinstance(values, dict) and type(values.get("step")) is int
+    return values if whole else None
+
+
+def _forget(path: Path, resume_step: int) -> None:
+    """Drops lines of later steps, and what is left of a line that was cut short."""
+    if not path.exists():
+        return
+    text = path.read_bytes()
+    kept = b"".join(line for line, values in _lines(path, text) if values["step"] <= resume_step)
+    if kept != text:
+        with written(path) as file:
+            file.write_bytes(kept)
+
+
+def _cannot_write(path: Path, error: OSError) -> GSAError:
+    return GSAError(f"metrics: cannot write {path}: {error.strerror}")
+
+
+def _strict(value: Value) -> Value | None:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _imported(module: str, name: str, what: str) -> Any:
+    """A function of an optional package."""
+    try:
+        # A folder that happens to have the package's name can be imported too, but has nothing in it.
+        return getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise GSAError(
+            f"metrics: {what} is wanted, but cannot be imported ({error}): pip install 'gated-slot-attention[train]', "
+            f"or leave {what} out"
+        ) from None
+
+
+def _wandb_id(run: Path) -> str:
+    """The name under which Weights & Biases knows a run, made once and kept in the run's folder."""
+    path = run / WANDB
+    if not path.exists():
+        with written(path) as file:
+            file.write_text(json.dumps({"id": secrets.token_hex(8)}) + "\n")
+    name = read_json(path).get("id")
+    if not isinstance(name, str) or not name:
+        raise GSAError(f"metrics: {path} has no id; remove it to begin a new run there")
+    return name
+
+
+def _indented(settings: dict[str, Any]) -> str:
+    """Settings as TensorBoard shows them: indented text."""
+    return "\n".join(f"    {line}" for line in json.dumps(settings, indent=2, default=str).splitlines())

@@ -1,0 +1,117 @@
+"""Work and the rate at which it could be done: FLOPs of a model's training, and the matmul rate of a device."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from gsa.errors import GSAError
+from gsa.mixers.attention import Attention
+from gsa.mixers.base import Mixer
+from gsa.mixers.convolution import ShortConvolution
+from gsa.mixers.heads import HeadMixer
+from gsa.models.config import ModelConfig
+from gsa.models.lm import LM
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+SIZES = (256, 512, 1024, 2048, 4096, 8192)
+RUNS = 4  # of each size
+SECONDS = 0.3  # in which the rate is measured, about
+
+
+def matmul_peak(device: torch.device | str, dtype: torch.dtype) -> float:
+    """FLOP/s of a product of square matrices on a device, with the number of threads that torch has now.
+
+    The matrices grow as long as a few runs of the next size fit into a third of a second; the best run counts.
+    """
+    device = torch.device(device)
+    if dtype not in DTYPES:
+        raise GSAError(f"matmul_peak: dtype must be float32, bfloat16 or float16, got {dtype}")
+    random = torch.Generator(device).manual_seed(0)  # of its own: a run that is measured draws what it would have drawn
+    begin, best = time.perf_counter(), 0.0
+    for size in SIZES:
+        a = torch.randn(size, size, device=device, generator=random).to(dtype)
+        out = a @ a  # warms up, and is what the runs write to
+        seconds = float("inf")
+        for _ in range(RUNS):
+            synchronise(device)
+            before = time.perf_counter()
+            torch.mm(a, a, out=out)
+            synchronise(device)
+            seconds = min(seconds, time.perf_counter() - before)
+        best = max(best, 2 * size**3 / seconds)
+        if time.perf_counter() - begin + (RUNS + 1) * 8 * seconds > SECONDS:
+            break
+    return best
+
+
+def synchronise(device: torch.device) -> None:
+    """Waits until a device has done what it was given; the CPU has always."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
+def flops_per_token(config: ModelConfig, length: int) -> float:
+    """FLOPs of training per token, in sequences of `length` tokens: the pass forward, and twice that backward.
+
+    A multiplication and an addition are two. Counted are, in the pass forward:
+
+    - every weight of a linear map or a convolution, 2 each time it is used; the head too, tied or not;
+    - attention: 4 x width of all query heads x tokens that a token sees on average, itself and its window respected;
+    - recurrent mixers: 2 for each number of their state to write, and 2 for each to read, of which grouped query heads
+      read the same ones. That is the recurrence; the chunkwise form that runs does more, which does not count.
+
+    Not counted are the look-up of embeddings, norms, activations, gates and softmaxes, the loss and the optimiser, and
+    what gradient checkpointing computes again.
+
+    >>> config = ModelConfig(hidden_size=64, num_hidden_layers=1, num_attention_heads=2, num_slots=16, vocab_size=100)
+    >>> weights = 4 * 64 * 64 + 64 * 2 * 16 + 3 * 64 * config.mlp_width + 64 * 100
+    >>> flops_per_token(config, 2048) == 3 * (2 * weights + 4 * 2 * 16 * 64)
+    True
+    """
+    if length < 1:
+        raise GSAError(f"flops_per_token: length must be at least 1, got {length}")
+    with torch.device("meta"):
+        model = LM(config)
+        blocks = sum(block_flops(block, length) for block in model.model.layers)
+    return 3.0 * (blocks + 2 * model.lm_head.weight.numel())
+
+
+def block_flops(block: nn.Module, length: int) -> float:
+    """The same for the pass forward of a part of a model alone; builds mixers on the default device, so let it be meta.
+
+    A tied head is a linear map of its own here.
+    """
+    total = 0.0
+    for module in block.modules():
+        if isinstance(module, (nn.Linear, ShortConvolution)):
+            total += 2 * module.weight.numel()
+        if isinstance(module, Mixer):
+            total += _memory_flops(module, length)
+    return total
+
+
+def _memory_flops(mixer: Mixer, length: int) -> float:
+    """What a mixer does to its memory at a token, in the pass forward."""
+    options: Any = mixer.options
+    if isinstance(mixer, Attention):
+        seen = min(length, length if options.window is None else options.window)
+        # Tokens 1 to `seen` see as many, those behind them `seen`.
+        context = (seen * (seen + 1) / 2 + (length - seen) * seen) / length
+        return 4 * options.heads * options.key_width * context
+    written = mixer.state_size
+    assert written is not None
+    if not isinstance(mixer, HeadMixer):
+        return 4 * written
+    # Every query head reads a whole memory: as large a state as if each had one of its own.
+    read = type(mixer)(replace(options, num_key_value_heads=None)).state_size
+    assert read is not None
+    shared = 0
+    if mixer.feature_map.layer is not None:  # used by every head of queries and keys, and counted once already
+        uses = options.num_attention_heads + options.kv_heads
+        shared = 2 * (uses - 1) * mixer.feature_map.layer.weight.numel()
+    return 2 * written + 2 * read + shared

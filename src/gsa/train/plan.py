@@ -1,0 +1,113 @@
+"""A training run before it starts: every setting, file and size is checked here, while nothing is lost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from gsa.data.shards import TOKENIZER, Tokens
+from gsa.data.tokenizer import load_tokenizer
+from gsa.errors import GSAError, raised_by
+from gsa.models.catalogue import preset, presets
+from gsa.models.checkpoint import CONFIG, load_config
+from gsa.models.config import ModelConfig
+from gsa.train.settings import TrainSettings, tokens_per_step, total_steps, warmup_steps
+
+VOCABULARY_MULTIPLE = 64  # sizes that matrix units like
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will be done."""
+
+    settings: TrainSettings
+    config: ModelConfig
+    weights: Path | None
+    """Folder of the weights to begin with; None for fresh ones."""
+    tokens: Tokens
+    eval_tokens: Tokens | None
+    steps: int
+    warmup: int
+
+    @property
+    def out(self) -> Path:
+        """Folder of the run."""
+        return Path(str(self.settings.out))
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens that a step learns from, over all processes."""
+        return tokens_per_step(self.settings)
+
+
+def make_plan(settings: TrainSettings) -> Plan:
+    """The plan of a run; raises for the first thing that is wrong."""
+    with raised_by("train"):
+        tokens = Tokens.open(Path(str(settings.data)))
+        eval_tokens = None if settings.eval_data is None else Tokens.open(Path(settings.eval_data))
+        config, weights = _model(settings, tokens)
+        _check_tokenizers(settings, tokens, eval_tokens, config, weights)
+        if tokens.length < settings.length:
+            raise GSAError(f"data {tokens.folder} has {tokens.length} tokens, fewer than one row of {settings.length}")
+        if eval_tokens is not None and eval_tokens.length < 2:
+            raise GSAError(f"eval_data {eval_tokens.folder} has {eval_tokens.length} tokens, too few to predict one")
+        steps = total_steps(settings, tokens.length)
+        warmup = warmup_steps(settings, steps)
+        if warmup > steps:
+            raise GSAError(f"the warm-up of {warmup} steps is longer than the run of {steps}")
+        _check_out(Path(str(settings.out)))
+    return Plan(settings, config, weights, tokens, eval_tokens, steps, warmup)
+
+
+def _model(settings: TrainSettings, tokens: Tokens) -> tuple[ModelConfig, Path | None]:
+    """The model's config, and the folder of its weights if it has any."""
+    options, path = dict(settings.model_options), Path(settings.model)
+    if settings.model in presets():
+        vocabulary = -(-tokens.tokenizer.vocab_size // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
+        fields = preset(settings.model).to_dict() | {"vocab_size": vocabulary} | options
+        return ModelConfig.from_dict(fields), None
+    if path.is_file():
+        return ModelConfig.from_dict(ModelConfig.load(path).to_dict() | options), None
+    if not path.is_dir():
+        preset(settings.model)  # says what there is
+    if not (path / CONFIG).exists():
+        raise GSAError(f"model {path} has no {CONFIG}: expected the folder of a model, such as a run's checkpoint")
+    if options:
+        raise GSAError(f"model_options {options} cannot change a model that has its weights in {path}")
+    return load_config(path), path
+
+
+def _check_tokenizers(
+    settings: TrainSettings, tokens: Tokens, eval_tokens: Tokens | None, config: ModelConfig, weights: Path | None
+) -> None:
+    """Raises unless data, model and recipe speak of the same tokens."""
+    expected = tokens.tokenizer
+    if expected.vocab_size > config.vocab_size:
+        raise GSAError(
+            f"data {tokens.folder} has tokens of {expected.name!r} up to {expected.vocab_size - 1}, "
+            f"the model knows {config.vocab_size} (vocab_size)"
+        )
+    others = {}
+    if eval_tokens is not None:
+        others[f"eval_data {eval_tokens.folder}"] = eval_tokens.tokenizer.fingerprint
+    if settings.tokenizer is not None:
+        others[f"tokenizer {settings.tokenizer!r}"] = load_tokenizer(settings.tokenizer).fingerprint
+    if weights is not None and (weights / "tokenizer.json").exists():
+        others[f"the tokenizer of model {weights}"] = load_tokenizer(str(weights)).fingerprint
+    if (folder := tokens.folder / TOKENIZER).exists():
+        others[f"the tokenizer in {folder}"] = load_tokenizer(str(folder)).fingerprint
+    for what, fingerprint in others.items():
+        if fingerprint != expected.fingerprint:
+            raise GSAError(
+                f"{what} does not match: data {tokens.folder} was prepared with {expected.name!r}, "
+                f"fingerprint {expected.fingerprint[:12]}, this one has {fingerprint[:12]}"
+            )
+
+
+def _check_out(out: Path) -> None:
+    """Raises unless a run can be written there."""
+    if out.exists() and not out.is_dir():
+        raise GSAError(f"out {out} is a file, expected a folder")
+    known = {"checkpoints", "metrics.jsonl", "settings.json"}
+    if out.is_dir() and any(out.iterdir()) and not any((out / name).exists() for name in known):
+        raise GSAError(f"out {out} is a folder with other files in it: choose a new one")

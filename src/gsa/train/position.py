@@ -1,0 +1,89 @@
+"""Where a run is, where its time went, and how it ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from gsa.errors import GSAError
+
+
+@dataclass
+class Position:
+    """Where a run is: with weights and optimiser, all that a checkpoint must hold."""
+
+    step: int = 0
+    """Steps done, skipped ones too."""
+    skipped: int = 0
+    """Steps with a loss or gradient that was not finite."""
+    skipped_in_row: int = 0
+    loss_scale: float = 1.0
+    """What the loss is multiplied by before the pass backward, in fp16."""
+    good_steps: int = 0
+    """Steps since the loss scale changed."""
+    eval: dict[str, float] | None = None
+    """The last evaluation."""
+    best: dict[str, float] | None = None
+    """The best evaluation: step and loss."""
+    evals_since_best: int = 0
+    seconds: float = 0.0
+    """Time of all steps, over all starts."""
+
+    @classmethod
+    def read(cls, state: dict[str, Any]) -> Position:
+        """The position in a checkpoint's state."""
+        missing = [entry.name for entry in fields(cls) if entry.name not in state]
+        if missing:
+            raise GSAError(f"train: the checkpoint's state lacks {', '.join(missing)}")
+        return cls(**{entry.name: state[entry.name] for entry in fields(cls)})
+
+
+@dataclass
+class Spent:
+    """Seconds of this process, by what they went to."""
+
+    data: float = 0.0
+    """Waiting for data."""
+    compute: float = 0.0
+    """Forward, backward and optimiser."""
+    evaluation: float = 0.0
+    saving: float = 0.0
+    began: float = field(default_factory=time.perf_counter)
+
+    @contextmanager
+    def on(self, what: str) -> Iterator[None]:
+        """Counts the time inside as spent on one of the fields."""
+        began = time.perf_counter()
+        yield
+        setattr(self, what, getattr(self, what) + time.perf_counter() - began)
+
+    def summary(self) -> dict[str, float]:
+        """All parts, what is left over, and the total."""
+        total = time.perf_counter() - self.began
+        parts = {name: getattr(self, name) for name in ("data", "compute", "evaluation", "saving")}
+        return {**parts, "rest": total - sum(parts.values()), "total": total}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended."""
+
+    reason: str
+    """finished, early (no better evaluation for long), or stopped (by a signal)."""
+    signal: int | None
+    """That signal."""
+    rank: int
+    """Of the process that tells."""
+    step: int
+    steps: int
+    tokens: int
+    skipped: int
+    checkpoint: str | None
+    """The newest."""
+    eval: dict[str, float] | None
+    best: dict[str, float] | None
+    spent: dict[str, float]
+    """Seconds of this start, by what they went to."""

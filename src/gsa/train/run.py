@@ -1,0 +1,90 @@
+"""`train`: from settings to the outcome of a run."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import nullcontext
+from dataclasses import asdict
+
+import torch
+
+from gsa.data.batches import rows_at_once
+from gsa.errors import raised_by
+from gsa.train.engines import Engine, engine
+from gsa.train.engines.launch import launched_processes
+from gsa.train.estimate import Estimate, estimate
+from gsa.train.folder import RunFolder
+from gsa.train.loop import Trainer
+from gsa.train.metrics import Metrics
+from gsa.train.plan import Plan, make_plan
+from gsa.train.position import Outcome
+from gsa.train.progress import Progress
+from gsa.train.settings import TrainSettings
+
+
+def train(settings: TrainSettings) -> Outcome:
+    """Trains a model as the settings say, in this process or as one of several that a launcher started.
+
+    >>> train(TrainSettings(model="gsa-tiny", data="data/books", out="runs/books", steps=1000))  # doctest: +SKIP
+    """
+    plan = _prepared(settings)
+    device = None if settings.device == "auto" else settings.device
+    carrier = engine(settings.engine, precision=settings.precision, device=device, zero_stage=settings.zero_stage)
+    try:
+        return _train(plan, carrier)
+    finally:
+        carrier.close()
+
+
+def _train(plan: Plan, carrier: Engine) -> Outcome:
+    settings, first = plan.settings, carrier.rank == 0
+    quiet = settings.json or not first
+
+    def say(line: str) -> None:
+        if not quiet:
+            print(line, file=sys.stderr, flush=True)
+
+    with RunFolder(plan) if first else nullcontext() as folder:
+        trainer = Trainer(plan, carrier, folder, say)
+        begin = trainer.position.step
+        with Progress(plan.steps, begin, quiet=quiet) as progress:
+            if folder is None:
+                return trainer.run(None, progress)
+            folder.write_settings()
+            with Metrics(
+                plan.out,
+                resume_step=begin,
+                tensorboard=settings.tensorboard,
+                wandb=settings.wandb,
+                settings=asdict(settings),
+            ) as metrics:
+                return trainer.run(metrics, progress)
+
+
+def preview(settings: TrainSettings) -> tuple[Plan, Estimate]:
+    """What a run would do and take, without starting it."""
+    plan, processes = _prepared(settings), launched_processes()
+    with raised_by("train"):
+        rows = rows_at_once(settings.batch_size, settings.micro_batch_size, processes)
+    default = "ddp" if processes > 1 else "single"
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return plan, estimate(
+        plan.config,
+        length=settings.length,
+        rows=rows,
+        accumulation=settings.batch_size // (rows * processes),
+        world_size=processes,
+        engine=default if settings.engine == "auto" else settings.engine,
+        precision=settings.precision,
+        ema=settings.ema is not None,
+        gradient_checkpointing=settings.gradient_checkpointing,
+        steps=plan.steps,
+        device=device if settings.device == "auto" else settings.device,
+    )
+
+
+def _prepared(settings: TrainSettings) -> Plan:
+    """The plan, and the process made ready for it."""
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    return make_plan(settings)

@@ -1,0 +1,155 @@
+"""Everything about a training run, in one dataclass: a recipe in YAML, or options of `gsa train`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gsa.errors import GSAError
+from gsa.options import check, choice, number
+
+ENGINES = ("auto", "single", "ddp", "fsdp", "deepspeed")
+PRECISIONS = ("fp32", "bf16", "fp16")
+DEVICES = ("auto", "cpu", "cuda")
+Value = bool | int | float | str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSettings:
+    """Trains a language model from prepared tokens to a checkpoint; the same command again goes on where it stopped.
+
+    Settings come from `--config recipe.yaml`, and from options, which win. Ctrl-C saves and stops. On several processes:
+    `torchrun --nproc-per-node 8 -m gsa train ...`, with `--engine fsdp` or `deepspeed` for models that need it.
+    """
+
+    model: str = "gsa-tiny"
+    """A preset (`gsa models` lists them), a config in JSON, or the folder of a model to go on from."""
+    model_options: dict[str, Value] = field(default_factory=dict)
+    """Fields of the model's config to change, e.g. `{num_slots: 32}`."""
+    data: str | None = None
+    """Folder of tokens to learn from, as `gsa data prepare` writes it."""
+    eval_data: str | None = None
+    """Folder of tokens to evaluate on."""
+    tokenizer: str | None = None
+    """If given: the tokenizer that the tokens must have been prepared with."""
+    out: str | None = None
+    """Folder of the run: checkpoints, metrics, settings."""
+
+    length: int = number(2048, least=2)
+    """Tokens of a row."""
+    batch_size: int = number(8, least=1)
+    """Rows of a step, over all processes."""
+    micro_batch_size: int | None = number(None, least=1)
+    """Rows that go through the model at once; gradients of the others accumulate. By default a process's whole share."""
+    reset_at_documents: bool = True
+    """Whether the model forgets where a document begins; if not, documents are plainly joined."""
+    steps: int | None = number(None, least=1)
+    """Steps to train; or give `tokens` or `epochs`."""
+    tokens: int | None = number(None, least=1)
+    """Tokens to train on, rounded up to steps."""
+    epochs: float | None = number(None, above=0)
+    """Times to go through the data, rounded up to steps."""
+    seed: int = number(0, least=0)
+    """Of fresh weights and of the order of rows."""
+    workers: int = number(0, least=0)
+    """Processes that load data ahead; rows are read from memory-mapped files, so that none is needed on local disks."""
+
+    lr: float = number(3e-4, above=0)
+    """Highest learning rate."""
+    min_lr: float = number(3e-5, least=0)
+    """Learning rate at the end."""
+    warmup_steps: int | None = number(None, least=0)
+    """Steps in which the learning rate rises; or give `warmup_tokens`. 1% of the steps by default."""
+    warmup_tokens: int | None = number(None, least=0)
+    """The same in tokens."""
+    weight_decay: float = number(0.01, least=0)
+    """Of AdamW, on matrices: not on norms, biases and embeddings."""
+    decay_all: bool = False
+    """Whether weight decay is on every parameter."""
+    beta1: float = number(0.9, least=0)
+    """Of AdamW."""
+    beta2: float = number(0.95, least=0)
+    """Of AdamW."""
+    eps: float = number(1e-8, above=0)
+    """Of AdamW."""
+    clip: float | None = number(1.0, above=0)
+    """Largest norm of the gradient."""
+    ema: float | None = number(None, above=0)
+    """If given, an average of the weights is kept with this decay, e.g. 0.999, and evaluated."""
+    max_skipped: int = number(10, least=1)
+    """Steps in a row with a loss or gradient that is not finite, after which the run stops."""
+
+    precision: str = choice("fp32", PRECISIONS)
+    """Of the passes through the model; weights are fp32."""
+    gradient_checkpointing: bool = False
+    """Whether activations are computed again in the pass backward, for less memory."""
+    compile: bool = False
+    """Whether torch.compile is used."""
+    engine: str = choice("auto", ENGINES)
+    """What carries several processes: ddp, fsdp (FSDP2) or deepspeed (ZeRO)."""
+    zero_stage: int = number(2, least=1)
+    """Stage of DeepSpeed's ZeRO, 1 to 3."""
+    device: str = choice("auto", DEVICES)
+    """Where the model is; a GPU if torch can use one, by default."""
+    threads: int | None = number(None, least=1)
+    """Threads of torch; its own choice by default. The same number gives the same bits."""
+
+    eval_every: int = number(500, least=1)
+    """Steps between evaluations."""
+    eval_rows: int | None = number(None, least=1)
+    """Rows to evaluate on; all by default."""
+    patience: int | None = number(None, least=1)
+    """Evaluations without a better loss, after which the run stops early."""
+    save_every: int = number(500, least=1)
+    """Steps between checkpoints."""
+    keep_last: int = number(2, least=1)
+    """Checkpoints to keep."""
+    keep_best: bool = True
+    """Whether the checkpoint with the best loss of an evaluation is kept too."""
+    tensorboard: bool = False
+    """Whether metrics are written for TensorBoard too."""
+    wandb: str | None = None
+    """Project of Weights & Biases to write metrics to."""
+    dry_run: bool = False
+    """Print parameters, memory, tokens, steps and time, and stop."""
+    json: bool = False
+    """Print the outcome as JSON, without progress."""
+
+    def __post_init__(self) -> None:
+        check(self, "train")
+        for name in ("data", "out"):
+            if not getattr(self, name):
+                raise GSAError(f"train: {name} is missing: give --{name}, or {name} in the recipe")
+        if sum(value is not None for value in (self.steps, self.tokens, self.epochs)) != 1:
+            raise GSAError("train: give one of steps, tokens and epochs")
+        if self.warmup_steps is not None and self.warmup_tokens is not None:
+            raise GSAError("train: give warmup_steps or warmup_tokens, not both")
+        if self.min_lr > self.lr:
+            raise GSAError(f"train: min_lr {self.min_lr:g} is above lr {self.lr:g}")
+        for name in ("beta1", "beta2", "ema"):
+            if (getattr(self, name) or 0) >= 1:
+                raise GSAError(f"train: {name} must be below 1, got {getattr(self, name):g}")
+        if self.zero_stage > 3:
+            raise GSAError(f"train: zero_stage must be 1, 2 or 3, got {self.zero_stage}")
+        if self.patience is not None and self.eval_data is None:
+            raise GSAError("train: patience needs eval_data")
+
+
+# Functions, not methods: on the command line a method would be a command.
+def tokens_per_step(settings: TrainSettings) -> int:
+    """Tokens that a step learns from, over all processes."""
+    return settings.batch_size * settings.length
+
+
+def total_steps(settings: TrainSettings, data_tokens: int) -> int:
+    """Steps of the run, on data of so many tokens."""
+    if settings.steps is not None:
+        return settings.steps
+    tokens = settings.tokens if settings.tokens is not None else (settings.epochs or 0) * data_tokens
+    return max(-int(-tokens // tokens_per_step(settings)), 1)
+
+
+def warmup_steps(settings: TrainSettings, steps: int) -> int:
+    """Steps of warm-up, of so many."""
+    if settings.warmup_tokens is not None:
+        return -(-settings.warmup_tokens // tokens_per_step(settings))
+    return steps // 100 if settings.warmup_steps is None else settings.warmup_steps

@@ -1,0 +1,284 @@
+"""Sources: every format gives the same documents in the same order; what is wrong is counted, or refused by name."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from gsa.data import blocks
+from gsa.data.blocks import Block, Position, read_blocks
+from gsa.data.documents import Findings, texts
+from gsa.data.sources import plan
+from gsa.errors import GSAError
+from tests.data.cases import PACK, documents, jsonl, parquet, text
+
+
+def read(*sources: Path | str, strict: bool = False, **options: object) -> tuple[list[str], Findings]:
+    """The documents of sources, those in parts put together, and what was found wrong."""
+    inputs = [entry for group in plan([str(source) for source in sources], **options) for entry in group]
+    findings = Findings(strict)
+    found: list[str] = []
+    for block in read_blocks(inputs, "text"):
+        for part in texts(block.parts, "text", findings):
+            found = [*found, part.text] if part.begins else [*found[:-1], found[-1] + part.text]
+    return found, findings
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "BLOCK", 512)
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("packed", PACK)
+def test_rows_are_documents(tmp_path: Path, packed: str) -> None:
+    expected = documents(30)
+    (tmp_path / f"a.jsonl{packed}").write_bytes(PACK[packed](jsonl(expected)))
+    (tmp_path / f"b.json{packed}").write_bytes(PACK[packed](jsonl(expected)))
+    assert read(tmp_path)[0] == 2 * expected
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("packed", PACK)
+def test_a_file_of_text_is_one_document_however_long(tmp_path: Path, packed: str) -> None:
+    expected = [text(5000), text(300), "短い" * 1000, "x" * 3000]
+    for i, document in enumerate(expected):
+        (tmp_path / f"{i}.md{packed}").write_bytes(PACK[packed](document.encode()))
+    found, findings = read(tmp_path)
+    assert found == expected
+    assert findings.undecodable_bytes == 0
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_columns_are_documents(tmp_path: Path) -> None:
+    expected = documents(40)
+    parquet(tmp_path / "a.parquet", expected)
+    assert read(tmp_path / "a.parquet")[0] == expected
+    parquet(tmp_path / "b.parquet", ["one", None, "", "two"])
+    found, findings = read(tmp_path / "b.parquet")
+    assert found == ["one", "two"]
+    assert findings.bad_rows == {"not a string": 1, "empty": 1}
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_a_dataset_is_streamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    expected = documents(20)
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "train.jsonl").write_bytes(jsonl(expected))
+    (tmp_path / "set" / "test.jsonl").write_bytes(jsonl(["tested"]))
+    assert read(f"hf:{tmp_path / 'set'}")[0] == expected
+    assert read(f"hf:{tmp_path / 'set'}:test")[0] == ["tested"]
+    with pytest.raises(GSAError, match="split 'none' cannot be opened"):
+        read(f"hf:{tmp_path / 'set'}:none")
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_reading_goes_on_from_any_block(tmp_path: Path) -> None:
+    """From the position of each block, the blocks that follow are those that followed it."""
+    (tmp_path / "a.txt").write_text(text(3000))
+    (tmp_path / "b.txt.gz").write_bytes(gzip.compress(text(3000, 1).encode()))
+    (tmp_path / "c.jsonl.zst").write_bytes(PACK[".zst"](jsonl(documents(20))))
+    (tmp_path / "d.jsonl").write_bytes(jsonl([text(2000), *documents(9, 50)]))
+    parquet(tmp_path / "e.parquet", documents(30))
+    for i in range(5):
+        (tmp_path / f"f{i}.txt").write_text(text(100, i))
+    (tmp_path / "g.txt").touch()
+    (inputs,) = plan([str(tmp_path)])
+
+    def parts(block: Block) -> object:
+        return block.begin, block.parts
+
+    whole = [parts(block) for block in read_blocks(inputs, "text")]
+    assert len(whole) > 20
+    for i, (begin, _) in enumerate(whole):
+        assert isinstance(begin, Position)
+        assert [parts(block) for block in read_blocks(inputs, "text", begin)] == whole[i:]
+
+
+def test_folders_are_read_in_order_without_what_is_hidden_or_excluded(tmp_path: Path) -> None:
+    for name in ("b/2.txt", "b/1.txt", "a.txt", "c.txt", "b-x.txt", ".h.txt", ".git/x.txt", "drafts/d.txt", "e.log"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    assert read(tmp_path, exclude=["*.log", "drafts/*"])[0] == ["a.txt", "b/1.txt", "b/2.txt", "b-x.txt", "c.txt"]
+    assert read(tmp_path, exclude=["?.*"], leave_out=tmp_path / "b")[0] == ["b-x.txt"]
+    assert read(tmp_path / "c.txt", tmp_path / "b")[0] == ["c.txt", "b/1.txt", "b/2.txt"]
+
+
+BAD = b"""{"text": "good"}
+{"text": "cut
+{"other": 1}
+[1]
+{"text": 5}
+{"text": ""}
+
+{"text": "caf\xe9"}
+{"text": "half \\ud800 pair"}
+{"text": "last"}"""
+
+
+def test_bad_rows_are_counted_by_kind(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(BAD)
+    found, findings = read(tmp_path / "a.jsonl")
+    assert found == ["good", "caf\ufffd", "half \ufffd pair", "last"]
+    assert findings.bad_rows == {"invalid JSON": 1, "field missing": 2, "not a string": 1, "empty": 1}
+    assert findings.undecodable_bytes == 1 + 3
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (1, "line 2: not JSON: "),
+        (2, "line 2: there is no field 'text'"),
+        (4, "line 2: 'text' is no string but 5"),
+        (5, "line 2: 'text' is empty"),
+        (7, "line 2: 1 bytes that are not UTF-8"),
+        (8, "line 2: 3 bytes that are not UTF-8"),
+    ],
+)
+def test_strict_names_the_first(tmp_path: Path, line: int, message: str) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b"\n".join([BAD.split(b"\n")[i] for i in (0, line, 0, 3)]))
+    with pytest.raises(GSAError, match=f"a.jsonl, {message}"):
+        read(tmp_path / "a.jsonl", strict=True)
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_undecodable_bytes_of_text_are_counted_and_found(tmp_path: Path) -> None:
+    data = text(2000).encode() + b"\nbad \xff\xfe here\n" + text(2000).encode()
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbf" + data)
+    found, findings = read(tmp_path / "a.txt")
+    assert found == [data.decode(errors="replace")]
+    assert findings.undecodable_bytes == 2
+    number = data[: data.index(b"\xff")].count(b"\n") + 1
+    with pytest.raises(GSAError, match=f"a.txt, line {number}: 2 bytes"):
+        read(tmp_path / "a.txt", strict=True)
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("packed", [".gz", ".zst"])
+@pytest.mark.parametrize("damage", ["cut", "changed", "behind"])
+def test_what_comes_before_damage_is_kept(tmp_path: Path, packed: str, damage: str) -> None:
+    expected = text(500_000)
+    data = PACK[packed](expected.encode())
+    half = len(data) // 2
+    changed = data[:half] + b"junk" * 9 + data[half + 36 :]
+    data = {"cut": data[:half], "changed": changed, "behind": data + b"junk"}[damage]
+    path = tmp_path / f"a.txt{packed}"
+    path.write_bytes(data)
+    (found,), findings = read(path)
+    assert findings.bad_rows == {"damaged file or row": 1}
+    if damage == "cut":
+        assert expected.startswith(found.rstrip("\ufffd"))
+        assert len(found) > 50_000
+    with pytest.raises(GSAError, match=r"a\.txt.*(strict)"):
+        read(path, strict=True)
+
+
+def test_several_packed_files_in_one_are_one(tmp_path: Path) -> None:
+    for name, pack in PACK.items():
+        (tmp_path / f"a.txt{name}").write_bytes(pack(b"one ") + pack(b"two"))
+    assert read(tmp_path)[0] == ["one two"] * 3
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_a_row_too_long_for_memory_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "LONGEST_ROW", 2000)
+    (tmp_path / "a.jsonl").write_bytes(jsonl(["one", "x" * 5000, "two", "y" * 9000]))
+    found, findings = read(tmp_path / "a.jsonl")
+    assert found == ["one", "two"]
+    assert findings.bad_rows["damaged file or row"] == 2
+    with pytest.raises(GSAError, match=r"a\.jsonl, line 2: a row of more than 2000 bytes"):
+        read(tmp_path / "a.jsonl", strict=True)
+
+
+def test_what_unpacks_to_very_much_is_read_little_by_little(tmp_path: Path) -> None:
+    from gsa.data.streams import Stream
+
+    for name in (".gz", ".zst"):
+        path = tmp_path / f"a{name}"
+        path.write_bytes(PACK[name](b"again and again\n" * 4_000_000))
+        with open(path, "rb") as file:
+            stream = Stream(file, name[1:])
+            assert len(stream.read(1000)) == 1000
+            assert len(stream._buffer) < 40_000_000
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.zip", b"PK", r"\.zip files are not read"),
+        ("a.tar.gz", b"", r"\.tar files are not read"),
+        ("a.txt", b"a\0b", "has zero bytes, so it is binary or UTF-16"),
+        ("a.txt.gz", b"plain", "is not compressed as its name says"),
+        ("a.txt.zst", b"plain", "is not compressed as its name says"),
+        ("a.parquet", b"PAR1", "is not a whole parquet file"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_before_the_work(
+    tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(GSAError, match=message):
+        plan([str(tmp_path)])
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("nowhere.txt", "there is no file or folder nowhere.txt"),
+        ("./nowhere", "there is no file or folder ./nowhere"),
+        ("/nowhere/at/all", "there is no file or folder /nowhere/at/all"),
+        ("hf:", "expected hf:NAME"),
+        ("hf:a:b:c:d", "expected hf:NAME"),
+        ("no/such", "there is no file or folder no/such; dataset 'no/such', split 'train' cannot be opened: no way"),
+    ],
+)
+def test_a_source_that_is_not_there(monkeypatch: pytest.MonkeyPatch, source: str, message: str) -> None:
+    def fail(*args: object, **options: object) -> None:
+        raise ConnectionError("no way there")
+
+    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", fail)
+    with pytest.raises(GSAError, match=message):
+        plan([source])
+
+
+def test_empty_plans(tmp_path: Path) -> None:
+    with pytest.raises(GSAError, match="no source was given"):
+        plan([])
+    with pytest.raises(GSAError, match="has no files"):
+        plan([str(tmp_path)])
+    (tmp_path / "a.txt").write_text("a")
+    with pytest.raises(GSAError, match="every file is excluded"):
+        plan([str(tmp_path / "a.txt")], exclude=["a.*"])
+    os.mkfifo(tmp_path / "b.txt")
+    with pytest.raises(GSAError, match="is no regular file"):
+        plan([str(tmp_path / "b.txt")])
+
+
+def test_a_column_that_is_not_there_or_not_text(tmp_path: Path) -> None:
+    parquet(tmp_path / "a.parquet", ["x"])
+    with pytest.raises(GSAError, match="has no column 'body'; it has id, text"):
+        plan([str(tmp_path)], field="body")
+    with pytest.raises(GSAError, match="column 'id' holds int64, expected string"):
+        plan([str(tmp_path)], field="id")
+
+
+def test_a_file_that_changes_meanwhile_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("before")
+    (inputs,) = plan([str(tmp_path)])
+    (tmp_path / "a.txt").write_text("after, and longer")
+    with pytest.raises(GSAError, match=r"a\.txt has changed since"):
+        list(read_blocks(inputs, "text"))
+    (tmp_path / "a.txt").unlink()
+    with pytest.raises(GSAError, match=r"a\.txt cannot be read any more"):
+        list(read_blocks(inputs, "text"))
+
+
+def test_json_without_the_field_is_text(tmp_path: Path) -> None:
+    content = json.dumps({"name": "x", "text_": "no"}, indent=2)
+    (tmp_path / "a.json").write_text(content)
+    assert read(tmp_path / "a.json")[0] == [content]

@@ -20,15 +20,8 @@ def test_from_text_to_tokens(tmp_path: Path, capsys: pytest.CaptureFixture) -> N
     train_tokenizer([str(tmp_path / "in")], vocab_size=300, out=str(tmp_path / "tok"), **options)
     assert "300 tokens, fingerprint " in capsys.readouterr().out
     out = str(tmp_path / "out")
-    prepare(
-        [str(tmp_path / "in")],
-        tokenizer=str(tmp_path / "tok"),
-        out=out,
-        processes=1,
-        shard_tokens=500,
-        json=True,
-        **options,
-    )
+    options |= {"tokenizer": str(tmp_path / "tok"), "processes": 1, "shard_tokens": 500}
+    prepare([str(tmp_path / "in")], out=out, json=True, **options)
     made = json.loads(capsys.readouterr().out)
     assert (made["folder"], made["documents"], made["tokenizer"]["vocab_size"]) == (out, 1, 300)
     assert made["shards"] > 1
@@ -44,7 +37,7 @@ def test_check_finds_a_changed_byte(tmp_path: Path, capsys: pytest.CaptureFixtur
     check(str(tmp_path / "out"))
     assert "left out: 1 rows (empty)" in capsys.readouterr().out
     path = tmp_path / "out" / "tokens-00000.npy"
-    path.write_bytes(path.read_bytes()[:-1] + b"\1")
+    path.write_bytes(path.read_bytes()[:-1] + b"\7")
     with pytest.raises(GSAError, match="its bytes have changed"):
         check(str(tmp_path / "out"))
 

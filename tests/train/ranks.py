@@ -43,13 +43,16 @@ def on_ranks(processes: int, function: Callable[..., Any], *arguments: Any, time
         started.append(process)
         answers[answer] = rank
     try:
-        return _collect(answers, processes, time.monotonic() + timeout)
-    finally:
+        found = _collect(answers, processes, time.monotonic() + timeout)
         for process in started:
             process.join(10)
-            if process.is_alive():
-                process.kill()
-                process.join()
+        return found
+    finally:
+        for process in started:
+            process.kill()
+            process.join()
+        for answer in answers:
+            answer.close()
 
 
 def _collect(answers: dict[Connection, int], processes: int, deadline: float) -> list[Any]:
@@ -76,5 +79,5 @@ def _run(answer: Connection, environment: dict[str, str], function: Callable[...
         result = function(*arguments)
     except BaseException:
         answer.send_bytes(pickle.dumps((traceback.format_exc(), None)))
-        raise
+        return
     answer.send_bytes(pickle.dumps((None, result)))  # in bytes: tensors in shared memory would go with this process

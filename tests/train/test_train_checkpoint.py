@@ -409,8 +409,8 @@ def test_a_file_that_was_cut_anywhere_is_found(two: Path, data: st.DataObject) -
     file = data.draw(st.sampled_from(files_of(two)))
     content = (two / "checkpoints/step-00000002" / file).read_bytes()
     kept = data.draw(st.integers(0, len(content) - 1))
-    with damaged(two, file, lambda path: path.write_bytes(content[:kept])):
-        pass
+    with damaged(two, file, lambda path: path.write_bytes(content[:kept])) as said:
+        assert file == "manifest.json" or f"{file} has {kept} bytes, it was written with {len(content)}" in said[0]
 
 
 def test_any_missing_file_is_found(two: Path) -> None:
@@ -535,7 +535,7 @@ def test_broken_ones_keep_their_place(tmp_path: Path) -> None:
 # Full.
 
 
-@pytest.mark.parametrize("where", ["tensors", "text", "sync", "rename", "folder"])
+@pytest.mark.parametrize("where", ["tensors", "text", "sync", "rename", "replacement", "folder"])
 def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     save(tmp_path, 1)
 
@@ -546,11 +546,19 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.M
         Path(path).write_bytes(b"half")
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
+    rename = os.rename
+
+    def full_for_new_ones(source: Path, target: Path) -> None:
+        if source.name.startswith("."):
+            full()
+        rename(source, target)
+
     place, action = {
         "tensors": ("gsa.models.checkpoint.save_file", full_for_safetensors),
         "text": ("pathlib.Path.write_text", full),
         "sync": ("os.fsync", full),
         "rename": ("os.rename", full),
+        "replacement": ("os.rename", full_for_new_ones),
         "folder": ("os.mkdir", full),
     }[where]
     for step in (1, 2):

@@ -45,7 +45,4 @@ def export(
     if json:
         print(json_module.dumps(asdict(done), indent=2, default=str))
     else:
-        print(
-            f"step {done.step}: {done.parameters:,} parameters, {done.dtype} -> {out}, "
-            f"with {', '.join(done.files)}"
-        )
+        print(f"step {done.step}: {done.parameters:,} parameters, {done.dtype} -> {out}, with {', '.join(done.files)}")

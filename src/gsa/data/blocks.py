@@ -16,7 +16,7 @@ from gsa.data.tokenizer import cut_before
 from gsa.errors import GSAError
 
 BLOCK = 1 << 20
-"""Bytes after which a block is full. It ends with the part that fills it."""
+"""Longest part of a text, in bytes. A block ends with the part that fills half of it, as any part does that is cut."""
 LONGEST_ROW = 1 << 26
 """A longer row of a .jsonl file is a bad one: it would have to be in memory as a whole."""
 
@@ -81,7 +81,7 @@ def read_blocks(inputs: Sequence[Input], text_field: str, begin: Position | None
             block.size += size
             block.consumed = before + consumed
             position = following
-            if block.size >= BLOCK:
+            if block.size >= BLOCK // 2:
                 yield block
                 block = Block(position)
         position = Position(index + 1)

@@ -151,8 +151,8 @@ def encode_parts(parts: Sequence[Part], text_field: str, strict: bool, tokenizer
     """The tokens of a block."""
     findings = Findings(strict)
     documents = list(texts(parts, text_field, findings))
-    # Only the first part of a block can go on from an earlier one.
     continues = bool(documents) and not documents[0].begins
+    assert all(document.begins for document in documents[1:]), "a block ends where a text is cut"
     ids = tokenizer.encode([document.text for document in documents], continues=continues)
     end = np.array([tokenizer.eos_id], tokenizer.dtype)
     rows: list[NDArray[Any]] = [np.empty(0, tokenizer.dtype)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ class JsonTokenizer(Tokenizer):
         self.vocab_size = max(self._run.get_vocab(with_added_tokens=True).values()) + 1
         without_prefix = _without_prefix(content)
         self._run_on = self._run if without_prefix == content else _runner(name, json.dumps(without_prefix))
-        self._content = content
+        self.fingerprint = fingerprint_of(content, eos_id)
 
     @classmethod
     def read(cls, name: str, path: Path, text: str) -> JsonTokenizer:
@@ -43,10 +42,6 @@ class JsonTokenizer(Tokenizer):
         template = path.with_name("chat_template.jinja")
         eos_id = _end_of_text(path, _runner(name, text), config)
         return cls(name, text, config, eos_id, template.read_text() if template.exists() else None)
-
-    @cached_property
-    def fingerprint(self) -> str:  # type: ignore[override]  # costs time that not every use needs
-        return fingerprint_of(self._content, self.eos_id)
 
     def encode(self, texts: Sequence[str], *, continues: bool = False) -> list[NDArray[Any]]:
         results: list[list[NDArray[Any]]] = [[] for _ in texts]

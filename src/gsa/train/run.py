@@ -80,6 +80,8 @@ def preview(settings: TrainSettings) -> tuple[Plan, Estimate]:
         gradient_checkpointing=settings.gradient_checkpointing,
         steps=plan.steps,
         device=device if settings.device == "auto" else settings.device,
+        zero_stage=settings.zero_stage,
+        reset_at_documents=settings.reset_at_documents,
     )
 
 

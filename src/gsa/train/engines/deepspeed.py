@@ -41,6 +41,11 @@ class DeepSpeed(Distributed):
         """What gradients are multiplied by in the step; None: there is no step."""
 
     def start(self, model: LM, optimizer: Callable[[LM], torch.optim.Optimizer], *, compile: bool) -> None:
+        if compile and self._stage == 3:
+            # Its hooks on every module would be compiled too, again and again.
+            raise GSAError(
+                "engine deepspeed: zero_stage 3 does not go with torch.compile; choose fsdp, or stage 1 or 2"
+            )
         super().start(model, optimizer, compile=compile)
         self.optimizer.register_step_pre_hook(self._apply_factor)
         self._engine: Any

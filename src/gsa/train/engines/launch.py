@@ -74,10 +74,13 @@ def _open(engine: str, device: torch.device) -> None:
         raise GSAError(f"engine {engine}: RANK is {rank}, expected less than WORLD_SIZE {world_size}")
     try:
         store, _, _ = next(rendezvous("env://", rank, world_size, timeout=CONNECT_TIMEOUT))
-        store.set_timeout(CONNECT_TIMEOUT)
+        store = PrefixStore("gsa", store)
+        # A process group would wait for the others as long as for a checkpoint.
+        store.set(f"here/{rank}", "")
+        store.wait([f"here/{other}" for other in range(world_size)], CONNECT_TIMEOUT)
         dist.init_process_group(
             backend="nccl" if device.type == "cuda" else "gloo",
-            store=PrefixStore("gsa", store),
+            store=store,
             rank=rank,
             world_size=world_size,
             timeout=COLLECTIVE_TIMEOUT,
@@ -85,7 +88,8 @@ def _open(engine: str, device: torch.device) -> None:
     except dist.DistError as error:
         raise GSAError(
             f"engine {engine}: process {rank} of {world_size} could not connect to the others at {where} within "
-            f"{CONNECT_TIMEOUT.total_seconds():.0f} s; are all of them started, and is the address reachable? ({error})"
+            f"{CONNECT_TIMEOUT.total_seconds():.0f} s; are all of them started, and is the address reachable? "
+            f"({str(error).splitlines()[0]})"
         ) from None
 
 

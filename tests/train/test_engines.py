@@ -179,7 +179,7 @@ def breaks() -> None:
 def test_a_process_that_hangs_or_breaks_is_seen() -> None:
     with pytest.raises(TimeoutError, match=r"ranks \[0\] did not answer in time"):
         on_ranks(1, waits_for_ever, timeout=0.5)
-    with pytest.raises(RuntimeError, match="(?s)rank 0:.*ValueError: as it should"):
+    with pytest.raises(RuntimeError, match=r"(?s)rank 0:.*ValueError: as it should"):
         on_ranks(1, breaks)
 
 

@@ -297,37 +297,43 @@ import torch
 torch.set_num_threads(1)
 sys.path.insert(0, sys.argv[2])
 from tests.train.test_train_checkpoint import clean, fail, is_of, newest_checkpoint, prune, save, checkpoints
+os.fsync = lambda handle: None  # what a kill leaves needs no disk
 run, chance = Path(sys.argv[1]), random.Random(0)
 save(run, 1)
-last, saves = 1, 0
-for kill in range(25):
+began = time.perf_counter()
+save(run, 1)
+took, last = time.perf_counter() - began, 1
+for kill in range(20):
+    told, tell = os.pipe()
     child = os.fork()
     if child == 0:
         for step in range(last, last + 1000):  # the first of them is there already
             save(run, step)
+            os.write(tell, b".")
             prune(run, 2, set())
         os._exit(1)
-    time.sleep(chance.uniform(0.005, 0.15))
+    finished = chance.randint(0, 2)
+    for _ in range(finished):
+        assert os.read(told, 1) == b"."
+    time.sleep(chance.uniform(0, took))
     os.kill(child, signal.SIGKILL)
     assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    os.close(told), os.close(tell)
     clean(run)
     found = newest_checkpoint(run, fail)
-    assert found.step >= last and is_of(found, found.step), found
-    assert all(not path.name.startswith(".") for path in (run / "checkpoints").iterdir())
-    saves += found.step - last
+    assert found.step >= last + finished - 1 and is_of(found, found.step), found
+    assert all(path.name.startswith("step-") for path in (run / "checkpoints").iterdir())
     last = found.step
-print(saves)
 """
 
 
 def test_real_kills(tmp_path: Path) -> None:
-    """Processes that do nothing but save and remove are killed at random moments."""
+    """Processes that only save and remove are killed at random moments; what they had finished is there."""
     root = Path(__file__).parents[2]
     done = subprocess.run(
         [sys.executable, "-c", _KILLED_RUN, str(tmp_path), str(root)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > 5
 
 
 def test_everything_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -393,7 +399,7 @@ def damaged(two: Path, file: str, damage: Callable[[Path], object]) -> Iterator[
         shutil.rmtree(run)
 
 
-@settings(max_examples=80)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_a_changed_byte_anywhere_is_found(two: Path, data: st.DataObject) -> None:
     file = data.draw(st.sampled_from(files_of(two)))
@@ -403,7 +409,7 @@ def test_a_changed_byte_anywhere_is_found(two: Path, data: st.DataObject) -> Non
         pass
 
 
-@settings(max_examples=40)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_a_file_that_was_cut_anywhere_is_found(two: Path, data: st.DataObject) -> None:
     file = data.draw(st.sampled_from(files_of(two)))

@@ -23,10 +23,13 @@ def write_text(path: Path, text: str) -> None:
     """Writes a text file; it has its name only when it is whole and on disk."""
     unfinished = path.with_name(path.name + UNFINISHED)
     with full_disk_explained(path.parent):
-        with open(unfinished, "wb") as file:
-            file.write(text.encode("utf-8"))
-            _sync(file)
-        os.replace(unfinished, path)
+        try:
+            with open(unfinished, "wb") as file:
+                file.write(text.encode("utf-8"))
+                _sync(file)
+            os.replace(unfinished, path)
+        finally:
+            unfinished.unlink(missing_ok=True)
         sync_folder(path.parent)
 
 

@@ -1,7 +1,7 @@
 """A run that is killed again and again: `python -m tests.train.killed SETTINGS.json SEED KILLS`.
 
-Each attempt is a process of its own that starts the same run and, some moments later, kills itself with SIGKILL: after a
-random number of steps, in the middle of a pass, or at a random call of the system while a checkpoint is written.
+Each attempt is a process of its own that starts the same run and, some moments later, kills itself with SIGKILL: after
+some steps, in the middle of a pass, or at some call of the system while a checkpoint is written; all at random.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -64,3 +66,10 @@ def losses(run: Path) -> list[float]:
 
 def same_bits(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def wait_for_steps(process: subprocess.Popen[str], run: Path) -> None:
+    """Returns when a run in another process has made some steps."""
+    metrics = run / "metrics.jsonl"
+    while process.poll() is None and not (metrics.exists() and metrics.stat().st_size > 2000):
+        time.sleep(0.05)

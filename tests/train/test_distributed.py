@@ -2,6 +2,8 @@
 
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +12,7 @@ import pytest
 import torch
 
 from gsa.train.run import train
-from tests.train.runs import final_weights, losses, options, prepared, run_settings
+from tests.train.runs import final_weights, losses, options, prepared, run_settings, wait_for_steps
 
 
 @pytest.fixture(scope="module")
@@ -70,8 +72,6 @@ def test_what_one_process_began_two_go_on_with(folder: Path, tmp_path: Path, eng
 
 def forget_after(run: Path, step: int) -> None:
     """Takes a run back to a checkpoint."""
-    import shutil
-
     for checkpoint in (run / "checkpoints").iterdir():
         if int(checkpoint.name.removeprefix("step-")) > step:
             shutil.rmtree(checkpoint)
@@ -79,27 +79,34 @@ def forget_after(run: Path, step: int) -> None:
 
 @pytest.mark.slow
 def test_accelerate_launches_it_too(folder: Path, tmp_path: Path) -> None:
-    launcher = ("accelerate.commands.launch", "--cpu", "--multi_gpu", "--num_processes", "2")
-    two_processes(folder, tmp_path / "run", *launcher[:2], "--num_processes", "2", "--num_machines", "1")
+    launcher = ("accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1")
+    two_processes(folder, tmp_path / "run", *launcher, device="cpu")
     assert_same_run(tmp_path / "run", folder / "one")
 
 
-def test_a_signal_stops_all_processes_with_a_checkpoint(folder: Path, tmp_path: Path) -> None:
-    import signal
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [2, 3])
+def test_deepspeed_trains_as_one_and_goes_on_as_one(folder: Path, tmp_path: Path, stage: int) -> None:
+    run = tmp_path / "run"
+    two_processes(folder, run, engine="deepspeed", zero_stage=stage, micro_batch_size=1, keep_last=10)
+    assert_same_run(run, folder / "one")
+    forget_after(run, 6)
+    train(run_settings(folder, str(run)))
+    assert_same_run(run, folder / "one")
 
+
+def test_a_signal_stops_all_processes_with_a_checkpoint(folder: Path, tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(json.dumps(options(folder, str(tmp_path / "run"), steps=5000, save_every=10**6, json=False)))
+    launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-        + ["-m", "gsa", "train", "--config", str(recipe)],
+        [sys.executable, "-m", *launcher, "-m", "gsa", "train", "--config", str(recipe)],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
-    metrics = tmp_path / "run" / "metrics.jsonl"
-    while process.poll() is None and not (metrics.exists() and metrics.stat().st_size > 2000):
-        pass
+    wait_for_steps(process, tmp_path / "run")
     process.send_signal(signal.SIGTERM)  # torchrun hands it on
     _, err = process.communicate(timeout=60)
     assert "the same command goes on" in err

@@ -39,6 +39,12 @@ STATE = {
 }
 
 
+@pytest.fixture(autouse=True)
+def _no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing here depends on the disk, which may be busy."""
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
+
+
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a tokenizer of bytes, with a token that ends a text."""

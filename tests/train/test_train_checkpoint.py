@@ -38,6 +38,13 @@ from gsa.train.manifest import _text as manifest_text
 
 CONFIG = ModelConfig(hidden_size=16, num_hidden_layers=1, vocab_size=20, num_attention_heads=2, num_slots=4)
 Groups = dict[str, dict[str, Tensor]]
+FSYNC = os.fsync
+
+
+@pytest.fixture(autouse=True)
+def _no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a kill or a damage leaves is seen without the disk, which may be busy; one test below syncs."""
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
 
 
 @cache
@@ -184,9 +191,8 @@ def killed_at(moment: int) -> Iterator[list[str]]:
         return act
 
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("mkdir", "rename", "replace", "unlink", "rmdir", "chmod"):
+        for name in ("mkdir", "rename", "replace", "fsync", "unlink", "rmdir", "chmod"):
             patch.setattr(os, name, dying(name, getattr(os, name), None))
-        patch.setattr(os, "fsync", dying("fsync", lambda handle: None, None))  # what a kill leaves needs no disk
         write_text, write_bytes = Path.write_text, Path.write_bytes
         patch.setattr(Path, "write_text", dying("write", write_text, lambda path, text: write_text(path, text[:9])))
         patch.setattr(Path, "write_bytes", dying("write", write_bytes, lambda path, _: write_bytes(path, b"")))
@@ -339,10 +345,10 @@ def test_real_kills(tmp_path: Path) -> None:
 def test_everything_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: set[int] = set()
     renamed = []
-    fsync, rename = os.fsync, os.rename
+    rename = os.rename
 
     def noted_fsync(handle: int) -> None:
-        fsync(handle)
+        FSYNC(handle)
         synced.add(os.fstat(handle).st_ino)
 
     def noted_rename(source: Path, target: Path) -> None:

@@ -13,6 +13,7 @@ def prepare(
     out: str,
     field: str = "text",
     exclude: str = "",
+    max_tokens: int | None = None,
     processes: int | None = None,
     shard_tokens: int = 2**27,
     strict: bool = False,
@@ -32,6 +33,7 @@ def prepare(
         out: Folder to write, new or one that was begun with the same command.
         field: Where the text is in a row of .jsonl, .parquet or a dataset.
         exclude: Patterns of files to leave out, with commas between, e.g. '*.log,drafts/*'.
+        max_tokens: Tokens after which it ends, a little later at the end of a block; all by default.
         processes: How many processes encode; all cores by default.
         shard_tokens: Tokens in a shard.
         strict: End at the first row that cannot be read, or byte that is not UTF-8, and say where it is.
@@ -47,6 +49,7 @@ def prepare(
         processes=processes,
         shard_tokens=shard_tokens,
         exclude=_patterns(exclude),
+        max_tokens=max_tokens,
         strict=strict,
     )
     if json:

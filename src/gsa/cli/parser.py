@@ -8,7 +8,7 @@ from jsonargparse import ActionYesNo, ArgumentParser
 
 
 class Parser(ArgumentParser):
-    """Takes a switch as `--json` or `--no-json`, a field `batch_size` as `--batch-size`, and a list as several words."""
+    """Takes switches as `--json` or `--no-json`, a field `batch_size` as `--batch-size`, a list as several words."""
 
     def add_argument(self, *names: Any, **options: Any) -> Any:
         if options.get("type") is bool:

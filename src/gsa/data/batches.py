@@ -1,8 +1,8 @@
 """Tokens as training steps: rows of fixed length, shuffled, cut at documents, the same for any number of processes.
 
-The tokens of a prepared folder are taken as one long line and cut into rows. Step i of a run takes the rows at positions
-i * batch_size and following of the shuffled order; each process computes its own part. So the position in the data is
-one number, the step, and neither the number of processes nor that of loading workers changes what a step learns from.
+The tokens of a prepared folder are taken as one long line and cut into rows. Step i of a run takes the rows at
+positions i * batch_size and following of the shuffled order; each process computes its own part. So the position in the
+data is one number, the step, and neither processes nor loading workers change what a step learns from.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class MicroBatch:
 
 
 class Rows:
-    """Rows of `length` tokens of a prepared folder; the model forgets at the start of a row, and of a document if asked."""
+    """Rows of `length` tokens; the model forgets at the start of each, and if asked at the start of a document."""
 
     def __init__(self, tokens: Tokens, length: int, *, reset_at_documents: bool):
         self.tokens, self.length, self.reset_at_documents = tokens, length, reset_at_documents
@@ -106,7 +106,7 @@ class Steps(Dataset[list[MicroBatch]]):
 
 
 def in_order(rows: Rows, micro_batch_size: int, limit: int | None = None) -> list[list[int]]:
-    """All rows of a folder in order, or the first so many, the unfinished last one too, by micro-batch: for evaluation."""
+    """All rows in order, or the first so many, the unfinished last one too, by micro-batch: for evaluation."""
     count = -(-rows.tokens.length // rows.length)
     if rows.tokens.length % rows.length == 1:
         count -= 1  # a single token predicts nothing

@@ -39,10 +39,13 @@ def prepare(
     processes: int | None = None,
     shard_tokens: int = SHARD_TOKENS,
     exclude: Sequence[str] = (),
+    max_tokens: int | None = None,
     strict: bool = False,
     progress: bool = True,
 ) -> Manifest:
     """The manifest of a folder with the tokens of all sources, which `gsa.data.shards.Tokens` opens.
+
+    With `max_tokens` it ends after the block of about a megabyte in which so many tokens are reached.
 
     The same call again goes on after the last shard that was finished, and has nothing to do if all are. A call with
     other sources, another tokenizer or other options for the same folder is refused.
@@ -52,14 +55,15 @@ def prepare(
     workers = usable_cores() if processes is None else processes
     if workers < 1:
         raise GSAError(f"data: processes must be at least 1, got {workers}")
-    if shard_tokens < 1:
-        raise GSAError(f"data: shard_tokens must be at least 1, got {shard_tokens}")
+    for name, count in (("shard_tokens", shard_tokens), ("max_tokens", max_tokens)):
+        if count is not None and count < 1:
+            raise GSAError(f"data: {name} must be at least 1, got {count}")
     out = Path(out)
     if out.exists() and not out.is_dir():
         raise GSAError(f"data: {out} is a file, expected a folder")
     tokenizer = load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
     planned = plan(sources, field=field, exclude=exclude, leave_out=out)
-    settings = settings_of(sources, planned, tokenizer, field, shard_tokens, exclude)
+    settings = settings_of(sources, planned, tokenizer, field, shard_tokens, exclude, max_tokens)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -119,6 +123,8 @@ def _work(
                         record(out, settings, replace(state, skip=at))
                 state = state.after(encoded)
                 report.update(block.consumed, made)
+                if settings["max_tokens"] is not None and made >= settings["max_tokens"]:
+                    break
         if not writer.empty:
             writer.finish()
     finally:

@@ -21,7 +21,7 @@ from gsa.data.writer import UNFINISHED, write_text
 from gsa.errors import GSAError
 
 PROGRESS = "progress.json"
-IN_MANIFEST = ("field", "shard_tokens", "exclude", "files")
+IN_MANIFEST = ("field", "shard_tokens", "exclude", "max_tokens", "files")
 HASHES = ("files", "times of change")
 
 
@@ -56,6 +56,7 @@ def settings_of(
     text_field: str,
     shard_tokens: int,
     exclude: Sequence[str],
+    max_tokens: int | None,
 ) -> dict[str, Any]:
     """Everything that decides what is in the shards."""
     flat = [entry for group in inputs for entry in group]
@@ -68,6 +69,7 @@ def settings_of(
         "field": text_field,
         "shard_tokens": shard_tokens,
         "exclude": list(exclude),
+        "max_tokens": max_tokens,
         "files": _hash([[entry.name, entry.kind, entry.size] for entry in flat]),
         "times of change": _hash([entry.changed for entry in flat]),
     }

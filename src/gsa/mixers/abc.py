@@ -14,9 +14,9 @@ from gsa.mixers.base import State
 from gsa.mixers.gsa import bounded_memory, normaliser, slot_memory, slot_memory_size
 from gsa.mixers.heads import HeadMixer, HeadOptions
 from gsa.mixers.layout import Layout
-from gsa.options import number
 from gsa.mixers.rotary import RotaryOptions
 from gsa.ops import attention_with_bounded_memory
+from gsa.options import number
 
 
 @dataclass(frozen=True, kw_only=True)

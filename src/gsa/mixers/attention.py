@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from gsa.mixers.attend import attend, attend_packed
 from gsa.mixers.base import Mixer, State
 from gsa.mixers.layout import Layout
-from gsa.options import divides, number
 from gsa.mixers.parts import RMSNorm
 from gsa.mixers.rotary import RotaryOptions
+from gsa.options import divides, number
 
 
 @dataclass(frozen=True, kw_only=True)

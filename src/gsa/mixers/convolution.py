@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 from gsa.mixers.base import Options, State
 from gsa.mixers.layout import Layout
-from gsa.options import number
 from gsa.mixers.parts import ACTIVATIONS
+from gsa.options import number
 
 
 @dataclass(frozen=True, kw_only=True)

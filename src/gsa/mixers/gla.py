@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from gsa.mixers.base import Mixer, State
 from gsa.mixers.heads import HeadMixer, HeadOptions
 from gsa.mixers.layout import Layout
-from gsa.options import number
 from gsa.mixers.parts import log_forget_gate
 from gsa.ops import gated_linear_attention
 from gsa.ops.state import compute_dtype
+from gsa.options import number
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from gsa.mixers.base import State
 from gsa.mixers.heads import HeadMixer, HeadOptions
 from gsa.mixers.layout import Layout
-from gsa.options import choice, number
 from gsa.mixers.parts import ACTIVATIONS, log_forget_gate
 from gsa.ops import (
     BoundedMemoryState,
@@ -27,6 +26,7 @@ from gsa.ops import (
 )
 from gsa.ops.readout import READOUTS
 from gsa.ops.state import compute_dtype
+from gsa.options import choice, number
 
 GATES = ("data", "constant", "none")
 

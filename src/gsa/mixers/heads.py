@@ -14,8 +14,8 @@ from gsa.mixers.base import Mixer, State
 from gsa.mixers.convolution import ConvolutionOptions, Projections
 from gsa.mixers.fused import swiglu
 from gsa.mixers.layout import Layout
-from gsa.options import choice, divides, number
 from gsa.mixers.parts import ACTIVATIONS, FEATURE_MAPS, FeatureMap, RMSNorm
+from gsa.options import choice, divides, number
 
 NORMS = ("full", "heads", "none")
 

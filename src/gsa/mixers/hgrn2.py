@@ -16,9 +16,9 @@ from gsa.mixers.base import Mixer, State
 from gsa.mixers.convolution import ConvolutionOptions, Projections
 from gsa.mixers.gla import empty_memory, linear_memory
 from gsa.mixers.layout import Layout
-from gsa.options import divides, number
 from gsa.mixers.parts import RMSNorm, log_forget_gate
 from gsa.ops.state import compute_dtype
+from gsa.options import divides, number
 
 
 @dataclass(frozen=True, kw_only=True)

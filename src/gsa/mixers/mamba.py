@@ -17,9 +17,9 @@ from gsa.mixers.base import Mixer, Options, State
 from gsa.mixers.convolution import ShortConvolution
 from gsa.mixers.fused import swiglu
 from gsa.mixers.layout import Layout
-from gsa.options import number
 from gsa.ops import selective_scan
 from gsa.ops.state import compute_dtype
+from gsa.options import number
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,8 +16,8 @@ from gsa.mixers.gla import GatedLinearAttention
 from gsa.mixers.gsa import GatedSlotAttention
 from gsa.mixers.hgrn2 import HGRN2
 from gsa.mixers.mamba import Mamba
-from gsa.options import choices
 from gsa.mixers.retention import SUPRA, LinearAttention, Retention
+from gsa.options import choices
 
 MIXERS: dict[str, type[Mixer]] = {
     "gsa": GatedSlotAttention,

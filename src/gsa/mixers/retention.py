@@ -15,9 +15,9 @@ from gsa.mixers.base import State
 from gsa.mixers.gla import empty_memory, linear_memory
 from gsa.mixers.heads import HeadMixer, HeadOptions
 from gsa.mixers.layout import Layout
-from gsa.options import choice
 from gsa.mixers.rotary import RotaryOptions
 from gsa.ops.state import compute_dtype
+from gsa.options import choice
 
 DECAYS = ("fixed", "none")
 

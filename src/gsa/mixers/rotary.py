@@ -10,8 +10,8 @@ from torch import Tensor
 
 from gsa.mixers.base import Options, State
 from gsa.mixers.layout import Layout
-from gsa.options import number
 from gsa.mixers.parts import rotate
+from gsa.options import number
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,8 @@ from typing import Any
 
 from gsa.errors import GSAError
 from gsa.mixers.base import Options
-from gsa.options import check, number
 from gsa.mixers.registry import mixer_class, mixer_options, option_names, pattern, suggestion
+from gsa.options import check, number
 
 
 @dataclass(frozen=True, kw_only=True)

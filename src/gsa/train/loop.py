@@ -129,7 +129,7 @@ class Trainer:
         return self._outcome(reason, wish.signal)
 
     def _step(self, micro_batches: list[MicroBatch], wish: StopWish) -> tuple[dict[str, float], bool]:
-        """One step of the optimiser, or none if the gradient is not finite; what there is to tell, and whether to stop."""
+        """One step of the optimiser, or none if the gradient is not finite; what to tell, and whether to stop."""
         engine, position, settings = self.engine, self.position, self.plan.settings
         targets, stop = engine.sum(sum(micro.targets for micro in micro_batches), float(wish.signal is not None))
         loss = torch.zeros((), device=engine.device)
@@ -170,22 +170,22 @@ class Trainer:
     def _note_bad_step(self, micro_batches: list[MicroBatch], loss: float, norm: float) -> None:
         """Counts a step that is skipped; the first of a row is looked into, and too many end the run."""
         engine, position = self.engine, self.position
+        norms = engine.gradient_norms()
+        engine.discard()
         position.skipped += 1
         said = f"step {position.step + 1} skipped: loss {loss:g}, norm of the gradient {norm:g}"
         if math.isfinite(loss) and position.loss_scale > 1:  # only too large for fp16
             position.loss_scale, position.good_steps = position.loss_scale / 2, 0
             self.say(f"{said}, loss scale now {position.loss_scale:g}")
-            engine.discard()
             return
         position.skipped_in_row += 1
         if position.skipped_in_row == 1 or self.broken is None:
-            found = first_broken(engine.model, lambda: self._forward(micro_batches))
+            found = first_broken(engine.model, lambda: self._forward(micro_batches), norms)
             report = {"step": position.step + 1, "loss": str(loss), "grad_norm": str(norm), "first": found}
             with written(self.plan.out / f"nonfinite-{engine.rank}.json") as file:
                 file.write_text(json.dumps(report, indent=2) + "\n")
             self.broken = told(found)
             said += f"; {self.broken}"
-        engine.discard()
         self.say(said)
         if position.skipped_in_row >= self.plan.settings.max_skipped:
             last = self.folder.last() if self.folder else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import secrets
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from types import TracebackType
@@ -54,7 +55,7 @@ class Metrics:
         # Not buffered: a line is in the file when `write` returns, and none is left to write when a disk is full.
         self._file = self.path.open("ab", buffering=0)
 
-    def write(self, step: int, values: dict[str, Value]) -> None:
+    def write(self, step: int, values: Mapping[str, Value]) -> None:
         """Adds what was measured at a step."""
         line = json.dumps({"step": step, **{name: _strict(value) for name, value in values.items()}}, allow_nan=False)
         rest = memoryview(line.encode() + b"\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,25 +11,33 @@ import torch
 from torch import Tensor, nn
 
 
-def first_broken(model: nn.Module, forward: Callable[[], None]) -> dict[str, Any] | None:
+def first_broken(
+    model: nn.Module, forward: Callable[[], None], gradient_norms: dict[str, float]
+) -> dict[str, Any] | None:
     """The first weight, else output of a module, else gradient that is not finite; None if this process has none.
 
-    `forward` runs the model on what broke it, and the gradients are those of that pass. Outputs come in the order of
-    computing, gradients as they flow. All is looked at in any case, since sharded models compute together.
+    `forward` runs the model on what broke it, and the norms are those of the gradients then. Outputs come in the order
+    of computing, gradients as they flow. The model runs in any case, since sharded ones compute together.
     """
     weights = [_found(name, "weight", p) for name, p in model.named_parameters()]
-    gradients = [_found(name, "gradient", p.grad) for name, p in model.named_parameters() if p.grad is not None]
     with _watched(model) as outputs, torch.no_grad():
         forward()
-    return next((found for found in (*weights, *outputs, *reversed(gradients)) if found is not None), None)
+    gradients = [
+        {"tensor": name, "kind": "gradient", "norm": str(norm)}
+        for name, norm in reversed(gradient_norms.items())
+        if not math.isfinite(norm)
+    ]
+    return next((found for found in (*weights, *outputs, *gradients) if found is not None), None)
 
 
 def told(found: dict[str, Any] | None) -> str:
     """A sentence about what `first_broken` returned."""
     if found is None:
         return "no weight, output or gradient of this process is to blame"
-    numbers = f"{found['nan']} nan and {found['inf']} inf of {found['numbers']}"
-    return f"the first that is not finite is the {found['kind']} of {found['tensor']} {found['shape']}: {numbers}"
+    first = f"the first that is not finite is the {found['kind']} of {found['tensor']}"
+    if "norm" in found:
+        return f"{first}: its norm is {found['norm']}"
+    return f"{first} {found['shape']}: {found['nan']} nan and {found['inf']} inf of {found['numbers']}"
 
 
 def _found(name: str, kind: str, x: Tensor) -> dict[str, Any] | None:

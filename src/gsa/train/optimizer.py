@@ -23,7 +23,7 @@ def adamw(
 
 
 def decayed(model: nn.Module) -> set[str]:
-    """The names of parameters that weight decay is for: not norms, biases, embeddings (a tied head is one), time scales."""
+    """The names of parameters that weight decay is for: no norm, bias, embedding (a tied head is one) or time scale."""
     embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     return {
         f"{prefix}.weight" if prefix else "weight"

@@ -17,8 +17,8 @@ Value = bool | int | float | str
 class TrainSettings:
     """Trains a language model from prepared tokens to a checkpoint; the same command again goes on where it stopped.
 
-    Settings come from `--config recipe.yaml`, and from options, which win. Ctrl-C saves and stops. On several processes:
-    `torchrun --nproc-per-node 8 -m gsa train ...`, with `--engine fsdp` or `deepspeed` for models that need it.
+    Settings come from `--config recipe.yaml`, and from options, which win. Ctrl-C saves and stops. On several
+    processes: `torchrun --nproc-per-node 8 -m gsa train ...`, with `--engine fsdp` or `deepspeed` for large models.
     """
 
     model: str = "gsa-tiny"
@@ -39,7 +39,7 @@ class TrainSettings:
     batch_size: int = number(8, least=1)
     """Rows of a step, over all processes."""
     micro_batch_size: int | None = number(None, least=1)
-    """Rows that go through the model at once; gradients of the others accumulate. By default a process's whole share."""
+    """Rows that go through the model at once, while gradients accumulate; by default a process's whole share."""
     reset_at_documents: bool = True
     """Whether the model forgets where a document begins; if not, documents are plainly joined."""
     steps: int | None = number(None, least=1)
@@ -130,6 +130,8 @@ class TrainSettings:
                 raise GSAError(f"train: {name} must be below 1, got {getattr(self, name):g}")
         if self.zero_stage > 3:
             raise GSAError(f"train: zero_stage must be 1, 2 or 3, got {self.zero_stage}")
+        if self.ema is not None and self.engine == "deepspeed":
+            raise GSAError("train: ema does not go with engine deepspeed, which hides its weights; choose ddp or fsdp")
         if self.patience is not None and self.eval_data is None:
             raise GSAError("train: patience needs eval_data")
 

@@ -1,0 +1,96 @@
+"""`gsa tokenizer train`, `gsa data prepare` and `gsa data check`, as one types them."""
+
+import json
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+from gsa.cli import main
+from gsa.data.shards import Tokens
+
+ALICE = Path(__file__).parent.parent / "material" / "alice.txt"
+
+
+def run(capsys: pytest.CaptureFixture, *args: str | Path) -> tuple[int, str, str]:
+    code = 0
+    try:
+        main([str(arg) for arg in args])
+    except SystemExit as exit_:
+        code = int(exit_.code or 0)
+    return (code, *capsys.readouterr())
+
+
+def test_from_text_to_tokens(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    code, out, err = run(capsys, "tokenizer", "train", ALICE, "--vocab-size", "400", "--out", tmp_path / "tokenizer")
+    assert (code, "400 tokens" in out) == (0, True), err
+    other = tmp_path / "other.txt"
+    other.write_text("A second text.\n")
+    prepare = ("data", "prepare", ALICE, other, "--tokenizer", tmp_path / "tokenizer", "--out", tmp_path / "data")
+    code, out, err = run(capsys, *prepare, "--processes", "1", "--json")
+    assert code == 0, err
+    summary = json.loads(out)
+    assert summary["documents"] == 2
+    assert summary["tokenizer"]["vocab_size"] == 400
+    tokens = Tokens.open(tmp_path / "data")
+    text = ALICE.read_text()
+    ids = tokens.read(0, int(tokens.document_starts(1, tokens.length)[0]))
+    assert AutoTokenizer.from_pretrained(tmp_path / "data" / "tokenizer").decode(ids[:-1]) == text
+    code, out, _ = run(capsys, "data", "check", tmp_path / "data", "--json")
+    assert (code, json.loads(out)["tokens"]) == (0, tokens.length)
+
+    shard = tmp_path / "data" / "tokens-00000.npy"
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1
+    shard.write_bytes(content)
+    code, _, err = run(capsys, "data", "check", tmp_path / "data")
+    assert code == 2
+    assert "tokens-00000.npy" in err
+
+
+def test_max_tokens_ends_at_a_block_and_is_part_of_the_record(
+    tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gsa.data.blocks.BLOCK", 10_000)
+    prepare = (
+        "data",
+        "prepare",
+        ALICE,
+        "--tokenizer",
+        "bytes",
+        "--out",
+        tmp_path / "data",
+        "--processes",
+        "1",
+        "--json",
+    )
+    code, out, _ = run(capsys, *prepare, "--max-tokens", "25000")
+    assert code == 0
+    assert 25_000 <= json.loads(out)["tokens"] < 35_000
+    assert json.loads(out)["text_bytes"] == json.loads(out)["tokens"]  # the document goes on, so no end of text
+    code, _, err = run(capsys, *prepare, "--max-tokens", "30000")
+    assert code == 2
+    assert "max_tokens" in err
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("data", "prepare", "--tokenizer", "bytes", "--out", "x"), "sources"),
+        (("data", "prepare", "nowhere.txt", "--tokenizer", "bytes", "--out", "x"), "nowhere.txt"),
+        (("data", "prepare", str(ALICE), "--out", "x"), "tokenizer"),
+        (("data", "prepare", str(ALICE), "--tokenizer", "nowhere/at/all", "--out", "x"), "nowhere/at/all"),
+        (("data", "prepare", str(ALICE), "--tokenizer", "bytes", "--out", "x", "--max-tokens", "0"), "max_tokens must"),
+        (("data", "check", "nowhere"), "nowhere"),
+        (("tokenizer", "train", str(ALICE), "--vocab-size", "10", "--out", "x"), "vocab_size must be at least 257"),
+    ],
+)
+def test_mistakes_end_with_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, _, err = run(capsys, *args)
+    assert code == 2
+    assert message in err
+    assert "Traceback" not in err
+    assert not any(tmp_path.iterdir())

@@ -15,6 +15,7 @@ README = (ROOT / "README.md").read_text()
 @pytest.mark.parametrize(
     "module",
     [
+        "gsa.data.order",
         "gsa.mixers.registry",
         "gsa.models.catalogue",
         "gsa.models.config",
@@ -27,6 +28,8 @@ README = (ROOT / "README.md").read_text()
         "gsa.ops.linear",
         "gsa.ops.packed",
         "gsa.ops.selective_scan",
+        "gsa.train.progress",
+        "gsa.train.schedule",
     ],
 )
 def test_docstring_examples(module: str) -> None:
@@ -55,7 +58,7 @@ def test_readme_commands_exist() -> None:
 def test_readme_tree_is_the_tree() -> None:
     tree = README.split("## What is where")[1].split("## ")[0]
     named = set(re.findall(r"\b([\w]+\.(?:py|h|cpp))\b", tree))
-    rooms = [path for room in ("ops", "mixers", "models") for path in (ROOT / "src/gsa" / room).rglob("*.py")]
+    rooms = [path for room in ("data", "mixers", "models", "ops", "train") for path in (ROOT / "src/gsa" / room).rglob("*.py")]
     files = {path.name for path in (*rooms, *(ROOT / "csrc").glob("*.[hc]*"))}
     assert files - {"__init__.py"} <= named
     for name in named:

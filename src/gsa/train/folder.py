@@ -57,9 +57,9 @@ class RunFolder:
         if checkpoint is None:
             return None
         before, now = checkpoint.state, self.state(Position())
-        for name in ("model", "data"):
-            if before.get(name) != now[name]:
-                changed = [key for key in now[name] if (before.get(name) or {}).get(key) != now[name][key]]
+        for name, keys in (("model", now["model"]), ("data", ("fingerprint",))):
+            changed = [key for key in keys if (before.get(name) or {}).get(key) != now[name][key]]
+            if changed:
                 raise GSAError(
                     f"train: {checkpoint.folder} is of a run with another {name} ({', '.join(changed)} changed): "
                     "choose another out"
@@ -99,6 +99,7 @@ class RunFolder:
                 "documents": tokens.documents,
                 "tokens": tokens.length,
                 "text_bytes": tokens.text_bytes,
+                "sources": [source["name"] for source in tokens.manifest.sources],
             },
             "gsa": __version__,
             "torch": torch.__version__,

@@ -127,7 +127,7 @@ def _compare(folder: Path, files: dict[str, tuple[int, str]]) -> None:
 
 def sha256(path: Path) -> str:
     """The SHA-256 of a file's content, in hexadecimal."""
-    digest, block = hashlib.sha256(), memoryview(bytearray(2**20))
+    digest, block = hashlib.sha256(), memoryview(bytearray(2**17))
     with open(path, "rb", buffering=0) as file:
         while count := file.readinto(block):
             digest.update(block[:count])

@@ -1,0 +1,25 @@
+"""Models that come with the package: folders that `gsa` and transformers load, each with a card that says what it is.
+
+    import gsa.pretrained
+    from gsa.models.checkpoint import load_model
+
+    model = load_model(gsa.pretrained.folder("gsa-tiny"))
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gsa.errors import GSAError
+
+
+def names() -> list[str]:
+    """The models there are."""
+    return sorted(path.parent.name for path in Path(__file__).parent.glob("*/config.json"))
+
+
+def folder(name: str = "gsa-tiny") -> Path:
+    """The folder of a model: weights, config, tokenizer, recipe, log and card."""
+    if name not in names():
+        raise GSAError(f"pretrained: there is no model {name!r}, only {', '.join(names())}")
+    return Path(__file__).parent / name

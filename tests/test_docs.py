@@ -58,7 +58,11 @@ def test_readme_commands_exist() -> None:
 def test_readme_tree_is_the_tree() -> None:
     tree = README.split("## What is where")[1].split("## ")[0]
     named = set(re.findall(r"\b([\w]+\.(?:py|h|cpp))\b", tree))
-    rooms = [path for room in ("data", "mixers", "models", "ops", "train") for path in (ROOT / "src/gsa" / room).rglob("*.py")]
+    rooms = [
+        path
+        for room in ("data", "mixers", "models", "ops", "train")
+        for path in (ROOT / "src/gsa" / room).rglob("*.py")
+    ]
     files = {path.name for path in (*rooms, *(ROOT / "csrc").glob("*.[hc]*"))}
     assert files - {"__init__.py"} <= named
     for name in named:

@@ -18,6 +18,7 @@ from gsa.data import prepare as module
 from gsa.data.prepare import prepare
 from gsa.data.shards import Tokens
 from gsa.errors import GSAError
+from gsa.files import locked
 from tests.data.cases import PACK, contents, documents, jsonl, parquet, read_documents, text
 
 
@@ -279,7 +280,7 @@ def test_a_full_disk_is_told_and_the_same_command_goes_on(tmp_path: Path, monkey
             append(self, values)
 
         patch.setattr(writer._Row, "append", full)
-        with pytest.raises(GSAError, match=r"the disk is full \(\d+ MB free\).*the same command goes on"):
+        with pytest.raises(GSAError, match=r"the disk is full \([\d.]+ GB free\).*the same command goes on"):
             prepare([source], "bytes", tmp_path / "out", **options)
     prepare([source], "bytes", tmp_path / "out", **options)
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
@@ -302,7 +303,7 @@ def test_a_folder_with_other_things_or_another_process_is_refused(tmp_path: Path
     with pytest.raises(GSAError, match="is a file, expected a folder"):
         prepare([source], "bytes", source)
     (tmp_path / "busy").mkdir()
-    with module.locked(tmp_path / "busy"), pytest.raises(GSAError, match="another process is at work on"):
+    with locked(tmp_path / "busy", "test"), pytest.raises(GSAError, match="another process is at work on"):
         prepare([source], "bytes", tmp_path / "busy")
 
 

@@ -248,7 +248,7 @@ def test_two_processes_cannot_train_in_one_folder(
     step = Trainer._step
 
     def again(self: Trainer, *args: object) -> object:
-        with pytest.raises(GSAError, match="another process is training in"):
+        with pytest.raises(GSAError, match="another process is at work on"):
             train(run_settings(folder, str(tmp_path / "run")))
         return step(self, *args)  # type: ignore[arg-type]
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from gsa.data.blocks import BLOCK, Position, read_blocks
-from gsa.data.record import PROGRESS, Progress, begun, compare, locked, manifest_of, record, settings_of, total_size
+from gsa.data.record import PROGRESS, Progress, begun, compare, manifest_of, record, settings_of, total_size
 from gsa.data.report import Report
 from gsa.data.shards import MANIFEST, TOKENIZER, Manifest, Tokens
 from gsa.data.sources import Input, plan
@@ -26,6 +26,7 @@ from gsa.data.tokenizer import Tokenizer, load_tokenizer
 from gsa.data.worker import Task, Workers
 from gsa.data.writer import ShardWriter, write_text
 from gsa.errors import GSAError
+from gsa.files import locked
 
 SHARD_TOKENS = 2**27
 
@@ -68,7 +69,7 @@ def prepare(
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise GSAError(f"data: folder {out} cannot be made: {error.strerror}") from None
-    with locked(out):
+    with locked(out, "data"):
         if (out / MANIFEST).exists():
             return _finished(out, settings, progress)
         state = begun(out, settings, tokenizer.dtype)

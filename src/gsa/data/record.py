@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
-import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from gsa.data.documents import Encoded
-from gsa.data.shards import Manifest, Shard, check_shard, checked, read_object
+from gsa.data.shards import Manifest, Shard, check_shard, checked
 from gsa.data.sources import Input
 from gsa.data.tokenizer import Tokenizer
-from gsa.data.writer import UNFINISHED, write_text
+from gsa.data.writer import write_text
 from gsa.errors import GSAError
+from gsa.files import UNFINISHED, read_json
 
 PROGRESS = "progress.json"
 IN_MANIFEST = ("field", "shard_tokens", "exclude", "max_tokens", "files")
@@ -120,7 +118,7 @@ def begun(out: Path, settings: dict[str, Any], dtype: str) -> Progress:
             raise GSAError(f"data: folder {out} has other things in it ({min(others)}); choose a new one")
         record(out, settings, Progress())
         return Progress()
-    values = read_object(out / PROGRESS, "gsa data prepare")
+    values = read_json(out / PROGRESS, made_by="gsa data prepare")
     then = values.get("settings")
     if not isinstance(then, dict):
         raise GSAError(f"{out / PROGRESS}: it has no settings; remove the folder")
@@ -145,17 +143,3 @@ def manifest_of(progress: Progress, settings: dict[str, Any], tokenizer: Tokeniz
         options={name: settings[name] for name in IN_MANIFEST},
         shards=progress.shards,
     )
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Holds a folder for this process; raises if another one holds it. Ends with the process, however that ends."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise GSAError(f"data: another process is at work on {folder}") from None
-        yield
-    finally:
-        os.close(descriptor)

@@ -17,12 +17,13 @@ from bisect import bisect_right
 from dataclasses import asdict, dataclass, fields
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gsa.errors import GSAError
+from gsa.files import read_json, sha256
 
 FORMAT = 1
 MANIFEST, TOKENIZER = "manifest.json", "tokenizer"
@@ -81,7 +82,7 @@ class Manifest:
     @classmethod
     def read(cls, path: Path) -> Manifest:
         """A manifest from its file, every field of it checked."""
-        values = read_object(path, "gsa data prepare")
+        values = read_json(path, made_by="gsa data prepare")
         if values.pop("format", None) != FORMAT:
             raise GSAError(f"{path}: expected format {FORMAT}, as this version of gsa writes")
         manifest: Manifest = checked(cls, values, str(path))
@@ -107,21 +108,6 @@ def shard_names(index: int) -> tuple[str, str]:
 def token_dtype(vocab_size: int) -> str:
     """The smaller of uint16 and uint32 that holds every id."""
     return "uint16" if vocab_size <= 2**16 else "uint32"
-
-
-def read_object(path: Path, maker: str) -> dict[str, Any]:
-    """The object in a JSON file."""
-    try:
-        values = json.loads(path.read_bytes())
-    except (FileNotFoundError, NotADirectoryError):
-        raise GSAError(f"{path}: there is no such file; `{maker}` writes it") from None
-    except OSError as error:
-        raise GSAError(f"{path}: cannot be read: {error}") from None
-    except ValueError as error:
-        raise GSAError(f"{path}: not JSON: {error}") from None
-    if not isinstance(values, dict):
-        raise GSAError(f"{path}: expected a JSON object, got {type(values).__name__}")
-    return values
 
 
 def checked(kind: Any, values: Any, where: str) -> Any:
@@ -165,14 +151,6 @@ def npy_header(dtype: str, count: int) -> bytes:
     return (
         b"\x93NUMPY\x01\x00" + (HEADER_SIZE - 10).to_bytes(2, "little") + text.ljust(HEADER_SIZE - 11).encode() + b"\n"
     )
-
-
-def sha256_of(file: BinaryIO) -> str:
-    """The sha256 of a file from where it stands to its end."""
-    digest = hashlib.sha256()
-    while block := file.read(1 << 20):
-        digest.update(block)
-    return digest.hexdigest()
 
 
 class Tokens:
@@ -220,9 +198,8 @@ class Tokens:
         """Raises for the first file whose bytes are not those that were written."""
         for shard in self.manifest.shards:
             for name, expected in ((shard.tokens, shard.tokens_sha256), (shard.documents, shard.documents_sha256)):
-                with open(self.folder / name, "rb") as file:
-                    if sha256_of(file) != expected:
-                        raise GSAError(f"{self.folder / name}: its bytes have changed since it was written (sha256)")
+                if sha256(self.folder / name) != expected:
+                    raise GSAError(f"{self.folder / name}: its bytes have changed since it was written (sha256)")
 
     def read(self, begin: int, end: int) -> Ids:
         """The ids at positions begin to end (not included), from as many shards as that takes."""

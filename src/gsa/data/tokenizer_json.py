@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gsa.data.optional import first_line, hub_failures
-from gsa.data.shards import read_object
 from gsa.data.tokenizer import CONFIG, END_OF_TEXT, JSON, Tokenizer, checked_ids, fingerprint_of, pieces, utf8
 from gsa.errors import GSAError
+from gsa.files import read_json
 
 GROUP = 1 << 18
 """Characters that are handed over at once: what comes back takes a hundred times the room."""
@@ -38,7 +38,7 @@ class JsonTokenizer(Tokenizer):
     @classmethod
     def read(cls, name: str, path: Path, text: str) -> JsonTokenizer:
         """A tokenizer from the text of tokenizer.json; the files beside it say which token ends a text."""
-        config = read_object(path.with_name(CONFIG), "transformers") if path.with_name(CONFIG).exists() else {}
+        config = read_json(path.with_name(CONFIG)) if path.with_name(CONFIG).exists() else {}
         template = path.with_name("chat_template.jinja")
         eos_id = _end_of_text(path, _runner(name, text), config)
         return cls(name, text, config, eos_id, template.read_text() if template.exists() else None)
@@ -145,7 +145,7 @@ def _end_of_text(path: Path, runner: Any, config: dict[str, Any]) -> int:
 
 
 def _beside(path: Path, name: str) -> dict[str, Any]:
-    return read_object(path.with_name(name), "transformers") if path.with_name(name).exists() else {}
+    return read_json(path.with_name(name)) if path.with_name(name).exists() else {}
 
 
 def downloaded(name: str) -> Path:

@@ -1,65 +1,22 @@
-"""Files that appear whole or not at all, and the shards made of them."""
+"""The writer of token shards, which appear whole or not at all."""
 
 from __future__ import annotations
 
-import errno
 import os
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gsa.data.shards import HEADER_SIZE, Shard, npy_header, sha256_of, shard_names
-from gsa.errors import GSAError
-
-UNFINISHED = ".unfinished"
+from gsa.data.shards import HEADER_SIZE, Shard, npy_header, shard_names
+from gsa.files import UNFINISHED, full_disk_explained, sha256, sync, unfinished, written
 
 
 def write_text(path: Path, text: str) -> None:
     """Writes a text file; it has its name only when it is whole and on disk."""
-    unfinished = path.with_name(path.name + UNFINISHED)
-    with full_disk_explained(path.parent):
-        try:
-            with open(unfinished, "wb") as file:
-                file.write(text.encode("utf-8"))
-                _sync(file)
-            os.replace(unfinished, path)
-        finally:
-            unfinished.unlink(missing_ok=True)
-        sync_folder(path.parent)
-
-
-@contextmanager
-def full_disk_explained(folder: Path) -> Iterator[None]:
-    """Turns a full disk into an error that says how to go on."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        free = shutil.disk_usage(folder).free
-        raise GSAError(
-            f"{folder}: the disk is full ({free / 1e6:.0f} MB free). What is finished stays; make room, and the same "
-            "command goes on from there"
-        ) from None
-
-
-def sync_folder(folder: Path) -> None:
-    """Makes new names in a folder last."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _sync(file: BinaryIO) -> None:
-    file.flush()
-    os.fsync(file.fileno())
+    with full_disk_explained(path.parent), written(path) as place:
+        place.write_bytes(text.encode())
 
 
 class _Row:
@@ -67,8 +24,8 @@ class _Row:
 
     def __init__(self, path: Path, dtype: str) -> None:
         self.path, self.dtype, self.count = path, np.dtype(dtype).newbyteorder("<"), 0
-        self.unfinished = path.with_name(path.name + UNFINISHED)
-        self.file = open(self.unfinished, "w+b")  # noqa: SIM115  (open as long as the shard)
+        self.unfinished = unfinished(path)
+        self.file = open(self.unfinished, "wb")  # noqa: SIM115  (open as long as the shard)
         self.file.write(bytes(HEADER_SIZE))
 
     def append(self, values: NDArray[Any]) -> None:
@@ -79,12 +36,9 @@ class _Row:
         """Size and sha256 of the file, which is whole and on disk, but has not got its name yet."""
         self.file.seek(0)
         self.file.write(npy_header(self.dtype.name, self.count))
-        _sync(self.file)
-        self.file.seek(0)
-        digest = sha256_of(self.file)
-        size = self.file.tell()
         self.file.close()
-        return size, digest
+        sync(self.unfinished)
+        return self.unfinished.stat().st_size, sha256(self.unfinished)
 
 
 class ShardWriter:
@@ -127,7 +81,7 @@ class ShardWriter:
             (size, digest), (documents_size, documents_digest) = row.finish(), documents.finish()
             for part in self._rows:
                 os.replace(part.unfinished, part.path)
-            sync_folder(self.folder)
+            sync(self.folder)
         self.shards.append(
             Shard(
                 tokens=row.path.name,

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from gsa.errors import GSAError
+from gsa.files import read_json, written
 from gsa.mixers.registry import suggestion
 from gsa.models.config import ModelConfig
 from gsa.models.lm import LM
@@ -140,19 +138,6 @@ def _save(weights: dict[str, Tensor], path: Path) -> None:
     path.chmod(mode)
 
 
-@contextmanager
-def written(path: Path) -> Iterator[Path]:
-    """A place to write to; what was written gets its name at the end, at once. Of several, the last is named first."""
-    folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-    try:
-        yield folder / path.name
-        with open(folder / path.name, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(folder / path.name, path)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 def load_model(folder: str | Path, *, dtype: torch.dtype | None = None) -> LM:
     """A model from a folder, in the dtype of its weights unless another is asked for."""
     folder = Path(folder)
@@ -211,21 +196,6 @@ def load_config(folder: str | Path) -> ModelConfig:
 def of_transformers(field: str) -> bool:
     """Whether a field of config.json belongs to transformers."""
     return field.startswith("_") or field in OF_TRANSFORMERS
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file."""
-    try:
-        fields = json.loads(path.read_text())
-    except (FileNotFoundError, NotADirectoryError):
-        raise GSAError(f"{path}: there is no such file") from None
-    except OSError as error:
-        raise GSAError(f"{path}: cannot be read: {error}") from None
-    except (ValueError, RecursionError) as error:  # also a number of too many digits, or brackets within brackets
-        raise GSAError(f"{path}: not JSON: {error}") from None
-    if not isinstance(fields, dict):
-        raise GSAError(f"{path}: expected a JSON object, got {type(fields).__name__}")
-    return fields
 
 
 def companions(folder: str | Path) -> list[Path]:

@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from gsa.errors import GSAError
+from gsa.files import read_json, written
 from gsa.models.checkpoint import (
     CONFIG,
     check_tied,
+    companions,
     load_weights,
     of_transformers,
-    read_json,
     write_model,
-    written,
 )
 from gsa.models.config import ModelConfig
 from gsa.models.lm import LM
@@ -321,12 +321,6 @@ class Imported:
     copied: list[str]
 
 
-_BESIDE = re.compile(
-    r"tokenizer.*\.(json|model)|(added_tokens|generation_config|special_tokens_map|vocab)\.json|merges\.txt|vocab\.txt"
-    r"|spiece\.model|chat_template\.jinja"
-)
-
-
 def import_checkpoint(path: str | Path, out: str | Path) -> Imported:
     """Reads a FLA checkpoint folder and writes ours, with the tokenizer if there is one."""
     path, out = Path(path), Path(out)
@@ -348,7 +342,7 @@ def import_checkpoint(path: str | Path, out: str | Path) -> Imported:
         if type(value) is not int and not (isinstance(value, list) and all(type(x) is int for x in value)):
             raise GSAError(f"import: {name} is {value!r}, expected a whole number")
     out.mkdir(parents=True, exist_ok=True)
-    beside = [file for file in sorted(path.iterdir()) if _BESIDE.fullmatch(file.name)]
+    beside = companions(path)
     for file in beside:
         with written(out / file.name) as copy:
             copy.write_bytes(file.read_bytes())

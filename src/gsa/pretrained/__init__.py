@@ -1,9 +1,9 @@
 """Models that come with the package: folders that `gsa` and transformers load, each with a card that says what it is.
 
-    import gsa.pretrained
-    from gsa.models.checkpoint import load_model
+import gsa.pretrained
+from gsa.models.checkpoint import load_model
 
-    model = load_model(gsa.pretrained.folder("gsa-tiny"))
+model = load_model(gsa.pretrained.folder("gsa-tiny"))
 """
 
 from __future__ import annotations

@@ -9,9 +9,9 @@ from math import isfinite
 from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any
 
+from gsa.files import byte_count
 from gsa.models.config import ModelConfig
 from gsa.models.lm import LM
-from gsa.train.atomic import byte_count
 
 _SOURCES = 20  # named one by one
 

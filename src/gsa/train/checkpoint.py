@@ -25,6 +25,7 @@ from typing import Any
 from torch import Tensor
 
 from gsa.errors import GSAError
+from gsa.files import OLD, discard, read_json, sync, whole_folder
 from gsa.models.checkpoint import (
     CONFIG,
     companions,
@@ -32,12 +33,10 @@ from gsa.models.checkpoint import (
     empty_model,
     load_config,
     load_weights,
-    read_json,
     stored_weights,
     write_weights,
 )
 from gsa.models.config import ModelConfig
-from gsa.train.atomic import OLD, discard, sync, whole_folder
 from gsa.train.manifest import BrokenCheckpoint, broken, read_manifest, write_manifest
 
 FOLDER, STATE = "checkpoints", "state.json"

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from gsa.errors import GSAError
+from gsa.files import whole_folder
 from gsa.models.checkpoint import CONFIG, companions, config_text, empty_model, stored_weights, write_weights
 from gsa.models.config import ModelConfig
-from gsa.train.atomic import whole_folder
 from gsa.train.card import CardFacts, model_card
 from gsa.train.checkpoint import FOLDER, SHARD_BYTES, Checkpoint, checkpoints, newest_checkpoint, read_checkpoint
 from gsa.train.manifest import MANIFEST

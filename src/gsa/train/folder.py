@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -16,8 +17,8 @@ from torch import Tensor
 from gsa import __version__
 from gsa.data.shards import TOKENIZER
 from gsa.errors import GSAError
-from gsa.models.checkpoint import written
-from gsa.train.checkpoint import Checkpoint, checkpoints, clean, newest_checkpoint, prune, save_checkpoint
+from gsa.files import locked, written
+from gsa.train.checkpoint import FOLDER, Checkpoint, checkpoints, clean, newest_checkpoint, prune, save_checkpoint
 from gsa.train.plan import Plan
 from gsa.train.position import Position
 
@@ -28,33 +29,35 @@ FIXED = ("length", "batch_size", "reset_at_documents", "seed")
 SHOWN = ("dry_run", "json", "tensorboard", "wandb", "out")
 
 
+@contextmanager
+def opened(plan: Plan) -> Iterator[RunFolder]:
+    """The folder of a run, held for this process alone, without the leftovers of a process that was killed."""
+    try:
+        plan.out.mkdir(parents=True, exist_ok=True)
+        if not os.access(plan.out, os.W_OK | os.X_OK):
+            raise PermissionError("it is not writable")
+    except OSError as error:
+        raise GSAError(f"train: out {plan.out} cannot be used: {error}") from None
+    with locked(plan.out, "train"):
+        clean(plan.out)
+        yield RunFolder(plan)
+
+
 class RunFolder:
-    """The folder of a run, locked while it is entered. Only the first process of a run has one."""
+    """The folder of a run. Only the first process of a run has one, from `opened`."""
 
     def __init__(self, plan: Plan):
         self.plan, self.path = plan, plan.out
-        self._lock: int | None = None
 
-    def __enter__(self) -> RunFolder:
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT)
-        except OSError as error:
-            raise GSAError(f"train: out {self.path} cannot be written: {error}") from None
-        if not _locked(self._lock):
-            os.close(self._lock)
-            raise GSAError(f"train: another process is training in {self.path}")
-        clean(self.path)
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self._lock is not None:
-            os.close(self._lock)  # which lets go of it, as the end of the process does
-
-    def newest(self, say: Any) -> Checkpoint | None:
+    def newest(self, say: Callable[[str], None]) -> Checkpoint | None:
         """The newest whole checkpoint, if it is one of this plan's."""
         checkpoint = newest_checkpoint(self.path, say)
         if checkpoint is None:
+            if broken := sorted((self.path / FOLDER).glob("broken-*")):
+                raise GSAError(
+                    f"train: no checkpoint of {self.path} is whole ({broken[-1]} is the newest); to begin anew, choose "
+                    "another out or remove them"
+                )
             return None
         before, now = checkpoint.state, self.state(Position())
         for name, keys in (("model", now["model"]), ("data", ("fingerprint",))):
@@ -136,16 +139,3 @@ class RunFolder:
             raise GSAError(
                 f"train: a checkpoint needs {needed / 1e9:.2f} GB, the disk of {self.path} has {free / 1e9:.2f} GB free"
             )
-
-
-def _locked(file: int) -> bool:
-    """Whether this process now holds the lock on a file."""
-    try:
-        import fcntl
-    except ImportError:  # not on Windows, where nothing is locked
-        return True
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from gsa.data.batches import MicroBatch, Rows, Steps
 from gsa.errors import GSAError
-from gsa.models.checkpoint import load_model, written
+from gsa.files import written
+from gsa.models.checkpoint import load_model
 from gsa.models.lm import LM
 from gsa.train.engines import Engine
 from gsa.train.evaluation import evaluate

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gsa.errors import GSAError
+from gsa.files import sha256
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -125,16 +126,7 @@ def _compare(folder: Path, files: dict[str, tuple[int, str]]) -> None:
             raise broken(folder, f"the content of {name} has changed (sha256)")
 
 
-def sha256(path: Path) -> str:
-    """The SHA-256 of a file's content, in hexadecimal."""
-    digest, block = hashlib.sha256(), memoryview(bytearray(2**17))
-    with open(path, "rb", buffering=0) as file:
-        while count := file.readinto(block):
-            digest.update(block[:count])
-    return digest.hexdigest()
-
-
 def sha256s(paths: Iterable[Path]) -> Iterator[str]:
-    """The same of several files, some at a time."""
+    """The SHA-256 of several files, some at a time."""
     with ThreadPoolExecutor(_HASHED_AT_ONCE) as pool:
         yield from pool.map(sha256, paths)

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from gsa.errors import GSAError
-from gsa.models.checkpoint import read_json, written
+from gsa.files import read_json, written
 
 METRICS, TENSORBOARD, WANDB = "metrics.jsonl", "tensorboard", "wandb.json"
 Value = float | int | str

@@ -13,7 +13,7 @@ from gsa.errors import raised_by
 from gsa.train.engines import Engine, engine
 from gsa.train.engines.launch import launched_processes
 from gsa.train.estimate import Estimate, estimate
-from gsa.train.folder import RunFolder
+from gsa.train.folder import opened
 from gsa.train.loop import Trainer
 from gsa.train.metrics import Metrics
 from gsa.train.plan import Plan, make_plan
@@ -44,7 +44,7 @@ def _train(plan: Plan, carrier: Engine) -> Outcome:
         if not quiet:
             print(line, file=sys.stderr, flush=True)
 
-    with RunFolder(plan) if first else nullcontext() as folder:
+    with opened(plan) if first else nullcontext() as folder:
         trainer = Trainer(plan, carrier, folder, say)
         begin = trainer.position.step
         with Progress(plan.steps, begin, quiet=quiet) as progress:

@@ -1,20 +1,100 @@
-"""Folders that appear whole or not at all, and go the same way, whenever the process or the machine stops."""
+"""Files and folders that appear whole or not at all, whenever the process or the machine stops; and reading them."""
 
 from __future__ import annotations
 
 import errno
+import hashlib
+import json
 import os
 import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 
 from gsa.errors import GSAError
 
 OLD = ".old"  # behind the name of a folder that is about to be replaced
+UNFINISHED = ".unfinished"  # behind the name of a file that is being written
+
+
+def read_json(path: Path, *, made_by: str | None = None) -> dict[str, Any]:
+    """The object in a JSON file; `made_by` is the command that would have written it, for the error."""
+    try:
+        fields = json.loads(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        hint = "" if made_by is None else f"; `{made_by}` writes it"
+        raise GSAError(f"{path}: there is no such file{hint}") from None
+    except OSError as error:
+        raise GSAError(f"{path}: cannot be read: {error}") from None
+    except (ValueError, RecursionError) as error:  # also a number of too many digits, or brackets within brackets
+        raise GSAError(f"{path}: not JSON: {error}") from None
+    if not isinstance(fields, dict):
+        raise GSAError(f"{path}: expected a JSON object, got {type(fields).__name__}")
+    return fields
+
+
+@contextmanager
+def written(path: Path) -> Iterator[Path]:
+    """A place to write to; what was written gets its name at the end, at once. Of several, the last is named first."""
+    place = unfinished(path)
+    try:
+        yield place
+        sync(place)
+        os.replace(place, path)
+        sync(path.parent)
+    finally:
+        place.unlink(missing_ok=True)
+
+
+def unfinished(path: Path) -> Path:
+    """Where a file is until it is whole: hidden, beside its name."""
+    return path.with_name(f".{path.name}{UNFINISHED}")
+
+
+@contextmanager
+def full_disk_explained(folder: Path) -> Iterator[None]:
+    """Turns a full disk into an error that says how to go on."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise GSAError(
+            f"{folder}: the disk is full ({byte_count(_free(folder))} free). What is finished stays; make room, and "
+            "the same command goes on from there"
+        ) from None
+
+
+@contextmanager
+def locked(folder: Path, operation: str) -> Iterator[None]:
+    """Holds a folder for this process; raises if another one holds it. Ends with the process, however that ends."""
+    try:
+        import fcntl
+    except ImportError:  # Windows has no such lock
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise GSAError(f"{operation}: another process is at work on {folder}") from None
+        yield
+    finally:
+        os.close(handle)
+
+
+def sha256(path: Path) -> str:
+    """The SHA-256 of a file's content, in hexadecimal."""
+    digest, block = hashlib.sha256(), memoryview(bytearray(2**17))
+    with open(path, "rb", buffering=0) as file:
+        while count := file.readinto(block):
+            digest.update(block[:count])
+    return digest.hexdigest()
 
 
 @contextmanager

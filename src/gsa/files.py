@@ -64,9 +64,23 @@ def full_disk_explained(folder: Path) -> Iterator[None]:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise GSAError(
-            f"{folder}: the disk is full ({byte_count(_free(folder))} free). What is finished stays; make room, and "
-            "the same command goes on from there"
+            f"{folder}: the disk is full ({byte_count(free_bytes(folder))} free). What is finished stays; make room, "
+            "and the same command goes on from there"
         ) from None
+
+
+_held: set[int] = set()  # locks of this process
+
+
+def _let_go() -> None:
+    for handle in _held:
+        os.close(handle)
+    _held.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    # Else a child that outlives this process, such as one that loads data, would go on holding the lock.
+    os.register_at_fork(after_in_child=_let_go)
 
 
 @contextmanager
@@ -83,8 +97,10 @@ def locked(folder: Path, operation: str) -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise GSAError(f"{operation}: another process is at work on {folder}") from None
+        _held.add(handle)
         yield
     finally:
+        _held.discard(handle)
         os.close(handle)
 
 
@@ -122,7 +138,7 @@ def whole_folder(path: Path, operation: str, needed: int) -> Iterator[Path]:
     except (OSError, SafetensorError) as error:
         raise GSAError(
             f"{operation}: cannot write {path}: {error}; {byte_count(needed)} are needed, "
-            f"{byte_count(_free(path))} are free there; everything written earlier is untouched"
+            f"{byte_count(free_bytes(path))} are free there; everything written earlier is untouched"
         ) from None
 
 
@@ -177,7 +193,7 @@ def byte_count(count: int) -> str:
     return f"{count} bytes"
 
 
-def _free(path: Path) -> int:
+def free_bytes(path: Path) -> int:
     """Free bytes where a path is, or would be."""
     while not path.exists():
         path = path.parent

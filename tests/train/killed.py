@@ -1,4 +1,4 @@
-"""A run that is killed again and again: `python -m tests.train.killed SETTINGS.json SEED KILLS`.
+"""A run that is killed again and again: `python -m tests.train.killed SETTINGS.json SEED KILLS`; prints the steps reached.
 
 Each attempt is a process of its own that starts the same run and, some moments later, kills itself with SIGKILL: after
 some steps, in the middle of a pass, or at some call of the system while a checkpoint is written; all at random.
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gsa.train import loop, run
+from gsa.train.checkpoint import checkpoints
 from gsa.train.settings import TrainSettings
 
 
@@ -56,11 +57,19 @@ def attempt(settings: TrainSettings, rng: random.Random) -> int:
 def main() -> None:
     settings = TrainSettings(**json.loads(Path(sys.argv[1]).read_text()))
     rng, most = random.Random(int(sys.argv[2])), int(sys.argv[3])
-    kills = 0
-    while kills < most and os.waitstatus_to_exitcode(attempt(settings, rng)) == -signal.SIGKILL:
-        kills += 1
+    begins: list[int] = []
+    while len(begins) < most:
+        status = attempt(settings, rng)
+        begins.append(newest(Path(str(settings.out))))
+        if os.waitstatus_to_exitcode(status) != -signal.SIGKILL:
+            break
     run.train(settings)
-    print(kills)
+    print(json.dumps(begins))
+
+
+def newest(folder: Path) -> int:
+    """The step of the newest checkpoint, from which the next attempt goes on."""
+    return max((step for step, _ in checkpoints(folder)), default=0)
 
 
 if __name__ == "__main__":

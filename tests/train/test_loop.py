@@ -70,7 +70,7 @@ def test_an_interrupted_run_ends_with_the_same_bits(
         with pytest.raises(RuntimeError, match="power cut"):
             train(settings)
     outcome = train(settings)
-    assert outcome.step == 12
+    assert (outcome.begin, outcome.step) == (at - at % 3 if at < 8 else 9, 12)  # saved at 3, 4 (the best), 6, ...
     assert same_bits(final_weights(tmp_path / "run"), final_weights(whole))
     assert losses(tmp_path / "run") == losses(whole)
 
@@ -88,7 +88,10 @@ def test_a_run_killed_at_random_moments_ends_with_the_same_bits(folder: Path, tm
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) >= 5
+    begins = json.loads(done.stdout)
+    assert len(begins) > 5
+    assert begins == sorted(begins)
+    assert len(set(begins)) > 3  # it went on, and did not begin anew
     assert same_bits(final_weights(tmp_path / "run"), final_weights(tmp_path / "whole"))
     assert losses(tmp_path / "run") == losses(tmp_path / "whole")
 
@@ -117,10 +120,8 @@ def test_a_damaged_checkpoint_is_said_and_the_one_before_is_used(
         file.write_bytes(content[:-100])
     else:
         file.unlink()
-    train(settings)
-    said = capsys.readouterr().err
-    assert "optimizer.safetensors" in said
-    assert "going on from step 8" in said or "going on from step 6" in said
+    assert 0 < train(settings).begin < int(newest.name.removeprefix("step-"))
+    assert "optimizer.safetensors" in capsys.readouterr().err
     assert same_bits(final_weights(tmp_path / "run"), final_weights(whole))
 
 
@@ -194,7 +195,7 @@ def test_the_average_of_weights_is_kept_resumed_and_evaluated(
         interrupt(broken, 7)
         with pytest.raises(RuntimeError):
             train(settings)
-    train(settings)
+    assert train(settings).begin > 0
     newest, other = (sorted((tmp_path / name / "checkpoints").glob("step-*"))[-1] for name in ("run", "whole"))
     assert (newest / "ema.safetensors").read_bytes() == (other / "ema.safetensors").read_bytes()
     assert (newest / "ema.safetensors").read_bytes() != (newest / "model.safetensors").read_bytes()
@@ -267,16 +268,89 @@ def test_a_signal_saves_and_the_same_command_goes_on(
     folder: Path, tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
     recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(json.dumps(options(folder, str(tmp_path / "run"), json=False, steps=2000, save_every=10**6)))
+    changes = {"json": False, "steps": 5000, "save_every": 10**6, "workers": 2}
+    recipe.write_text(json.dumps(options(folder, str(tmp_path / "run"), **changes)))
     command = [sys.executable, "-m", "gsa", "train", "--config", str(recipe)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
     wait_for_steps(process, tmp_path / "run")
-    process.send_signal(number)
+    os.killpg(process.pid, number)  # as a terminal does: to the workers too
     out, err = process.communicate(timeout=60)
     assert process.returncode == code, err
     assert f"stopped by {number.name}" in err
+    assert "stopping after this step" in err
     assert "the same command goes on" in err
     assert "forward, backward and optimiser" in out
     saved = json.loads((sorted((tmp_path / "run" / "checkpoints").iterdir())[-1] / "state.json").read_text())["step"]
     outcome = train(run_settings(folder, str(tmp_path / "run"), steps=saved + 2, save_every=10**6))
-    assert outcome.step == saved + 2
+    assert (outcome.begin, outcome.step) == (saved, saved + 2)
+
+
+def test_a_wish_to_stop_ends_the_step_in_which_it_came(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loss = Trainer._loss
+
+    def interrupted(self: Trainer, *args: object) -> torch.Tensor:
+        if self.position.step == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return loss(self, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Trainer, "_loss", interrupted)
+    outcome = train(run_settings(folder, str(tmp_path / "run")))
+    assert (outcome.reason, outcome.signal, outcome.step) == ("stopped", signal.SIGTERM, 5)
+
+
+def test_a_killed_run_lets_go_of_its_folder_although_workers_live_on(folder: Path, tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(json.dumps(options(folder, str(tmp_path / "run"), steps=5000, workers=2)))
+    process = subprocess.Popen([sys.executable, "-m", "gsa", "train", "--config", str(recipe)])
+    wait_for_steps(process, tmp_path / "run")
+    process.kill()
+    process.wait()
+    assert train(run_settings(folder, str(tmp_path / "run"), steps=5)).begin > 0
+
+
+def test_a_kill_at_the_very_first_file_leaves_a_folder_that_can_be_used(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".settings.json.unfinished").touch()
+    assert train(run_settings(folder, str(tmp_path / "run"), steps=1)).step == 1
+
+
+def test_changed_settings_begin_anew_where_they_must(folder: Path, tmp_path: Path) -> None:
+    run = str(tmp_path / "run")
+    train(run_settings(folder, run, steps=4))
+    train(run_settings(folder, run, steps=6, precision="fp16", eval_rows=2, eval_every=100))
+    state = json.loads((tmp_path / "run" / "checkpoints" / "step-00000006" / "state.json").read_text())
+    assert state["loss_scale"] > 1
+    assert state["best"]["step"] == 6  # another evaluation cannot be compared
+    train(run_settings(folder, run, steps=7))
+    state = json.loads((tmp_path / "run" / "checkpoints" / "step-00000007" / "state.json").read_text())
+    assert state["loss_scale"] == 1
+
+
+def test_an_evaluation_that_is_not_finite_is_never_the_best(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gsa.train import loop
+
+    evaluate, calls = loop.evaluate, []
+
+    def spoilt(*args: object) -> dict[str, float]:
+        calls.append(1)
+        return evaluate(*args) if len(calls) > 1 else {"loss": float("nan"), "perplexity": 1.0, "bits_per_byte": 1.0}
+
+    monkeypatch.setattr(loop, "evaluate", spoilt)
+    outcome = train(run_settings(folder, str(tmp_path / "run")))
+    assert outcome.best is not None
+    assert outcome.best["step"] == 12
+
+
+def test_a_disk_without_room_is_told_before_the_first_step(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gsa.train.folder.free_bytes", lambda path: 1_000_000)
+    with pytest.raises(GSAError, match=r"4 checkpoints of .* are to come, the disk of .* has .* free"):
+        train(run_settings(folder, str(tmp_path / "run")))
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()

@@ -58,9 +58,9 @@ def test_too_many_in_a_row_stop_the_run_and_name_the_first_tensor(
     assert "3 steps in a row" in str(raised.value)
     assert "weight of model.layers.1.mlp_norm.weight" in str(raised.value)
     assert "step-00000009" in str(raised.value)  # weights had not changed since step 7
-    report = json.loads((tmp_path / "run" / "nonfinite-0.json").read_text())
+    report = json.loads((tmp_path / "run" / "nonfinite.json").read_text())
     assert report["step"] == 8
-    assert report["first"]["nan"] == 1
+    assert report["first_by_process"][0]["nan"] == 1
 
 
 def test_a_learning_rate_beyond_reason_ends_with_a_sentence(folder: Path, tmp_path: Path) -> None:

@@ -151,7 +151,19 @@ def test_the_command_reads_a_recipe_and_options_win(
     code, out, err = command(capsys, "--config", str(recipe), "--steps", "3", "--batch_size", "2", "--no-keep-best")
     assert code == 0, err
     outcome = json.loads(out)
+    assert outcome["begin"] == 0
     assert (outcome["step"], outcome["tokens"], outcome["reason"]) == (3, 3 * 2 * 64, "finished")
+
+
+@pytest.mark.parametrize(("args", "steps"), [(("--tokens", "1000"), 4), (("--epochs=0.1",), 24), (("--steps", "5"), 5)])
+def test_an_option_wins_over_a_recipes_other_way_to_say_it(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture, args: tuple[str, ...], steps: int
+) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(yaml.safe_dump(options(folder, str(tmp_path / "run"), warmup_steps=0)))
+    code, out, err = command(capsys, "--config", str(recipe), "--dry-run", *args)
+    assert code == 0, err
+    assert json.loads(out)["steps"] == pytest.approx(steps, abs=2)
 
 
 @pytest.mark.parametrize(
@@ -164,6 +176,12 @@ def test_the_command_reads_a_recipe_and_options_win(
         ("", ("--lr", "nan"), "nan"),
         ("", ("--learning-rate", "1"), "--learning-rate"),
         ("", ("--data", "nowhere"), "nowhere"),
+        ("", ("--device", "cuda"), "no GPU that it can use"),
+        (
+            "",
+            ("--micro-batch-size", "3"),
+            "train: batch_size 4 must be a multiple of processes x micro_batch_size, 1 x 3",
+        ),
     ],
 )
 def test_mistakes_in_a_recipe_or_option(

@@ -20,7 +20,7 @@ def main(args: list[str] | None = None) -> None:
     from gsa.cli.export import export
     from gsa.cli.models import import_, models
     from gsa.cli.parser import Parser, dashed
-    from gsa.cli.train import run
+    from gsa.cli.train import options_win, run
     from gsa.errors import GSAError
     from gsa.train.settings import TrainSettings
 
@@ -42,11 +42,13 @@ def main(args: list[str] | None = None) -> None:
     }
     # Help texts are the docstrings of fields; and a file of settings makes no objects.
     set_parsing_settings(docstring_parse_attribute_docstrings=True, instantiate_subclass_spec_in_any=False)
-    given = sys.argv[1:] if args is None else args
+    given = dashed(sys.argv[1:] if args is None else args)
+    if given[:1] == ["train"]:
+        given = options_win(given)
     try:
         done = auto_cli(
             verbs,
-            args=dashed(given) or ["--help"],
+            args=given or ["--help"],
             prog="gsa",
             version=__version__,
             description="Sequence models with slot memory.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 from dataclasses import asdict
@@ -19,6 +20,8 @@ def run(settings: TrainSettings) -> None:
     from gsa.train.run import preview, train
 
     if settings.dry_run:
+        if os.environ.get("RANK", "0") != "0":
+            return  # one of several that a launcher started tells
         plan, estimate = preview(settings)
         if settings.json:
             print(json.dumps({"model": plan.config.to_dict(), **asdict(estimate)}, indent=2))
@@ -30,6 +33,16 @@ def run(settings: TrainSettings) -> None:
         print(json.dumps(asdict(outcome), indent=2)) if settings.json else _tell(outcome, settings)
     if outcome.signal is not None:
         raise SystemExit(128 + outcome.signal)
+
+
+def options_win(args: list[str]) -> list[str]:
+    """The arguments, with the others of a group unset where one is given, so that it wins over a recipe's choice."""
+    more: list[str] = []
+    for group in (("--steps", "--tokens", "--epochs"), ("--warmup-steps", "--warmup-tokens")):
+        given = {name for name in group for arg in args if arg.partition("=")[0] == name}
+        if len(given) == 1:
+            more += [word for name in group if name not in given for word in (name, "null")]
+    return [*args, *more]
 
 
 def _tell(outcome: Outcome, settings: TrainSettings) -> None:

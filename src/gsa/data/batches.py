@@ -7,6 +7,7 @@ data is one number, the step, and neither processes nor loading workers change w
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -71,7 +72,7 @@ def rows_at_once(batch_size: int, micro_batch_size: int | None, processes: int) 
     rows = max(batch_size // processes, 1) if micro_batch_size is None else micro_batch_size
     if batch_size % (processes * rows):
         raise GSAError(
-            f"data: batch_size {batch_size} must be a multiple of processes x micro_batch_size, {processes} x {rows}"
+            f"batch_size {batch_size} must be a multiple of processes x micro_batch_size, {processes} x {rows}"
         )
     return rows
 
@@ -100,9 +101,20 @@ class Steps(Dataset[list[MicroBatch]]):
     def run(self, begin: int, end: int, workers: int) -> Iterator[list[MicroBatch]]:
         """Steps begin..end-1 in order, loaded ahead by so many processes if any."""
         loader = DataLoader(
-            self, batch_size=None, sampler=range(begin, end), num_workers=workers, generator=torch.Generator()
+            self,
+            batch_size=None,
+            sampler=range(begin, end),
+            num_workers=workers,
+            worker_init_fn=_undisturbed,
+            generator=torch.Generator(),
         )
         return iter(loader)
+
+
+def _undisturbed(worker: int) -> None:
+    """Ctrl-C reaches all processes of a terminal: the one that trains decides, and its workers end with it."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def in_order(rows: Rows, micro_batch_size: int, limit: int | None = None) -> list[list[int]]:
@@ -111,4 +123,4 @@ def in_order(rows: Rows, micro_batch_size: int, limit: int | None = None) -> lis
     if rows.tokens.length % rows.length == 1:
         count -= 1  # a single token predicts nothing
     count = count if limit is None else min(count, limit)
-    return [list(range(count))[begin : begin + micro_batch_size] for begin in range(0, count, micro_batch_size)]
+    return [list(range(begin, min(begin + micro_batch_size, count))) for begin in range(0, count, micro_batch_size)]

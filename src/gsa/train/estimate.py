@@ -13,15 +13,14 @@ import torch
 from gsa.errors import GSAError
 from gsa.models.config import ModelConfig
 from gsa.models.lm import LM
+from gsa.train.engines import ENGINES, PRECISIONS
 from gsa.train.measure import Batch, Part, measure_block, measure_ends, measure_update
 from gsa.train.peak import flops_per_token, matmul_peak
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-ENGINES = ("single", "ddp", "fsdp", "deepspeed")
 HEAP_SHARE = 0.25  # of activations, that malloc holds beyond what is used: 15 to 30% of them in steps measured on CPUs
-PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,14 +16,14 @@ from torch import Tensor
 from gsa import __version__
 from gsa.data.shards import TOKENIZER
 from gsa.errors import GSAError
-from gsa.files import locked, written
+from gsa.files import byte_count, free_bytes, locked, written
 from gsa.train.checkpoint import FOLDER, Checkpoint, checkpoints, clean, newest_checkpoint, prune, save_checkpoint
 from gsa.train.plan import Plan
 from gsa.train.position import Position
 
-SETTINGS = "settings.json"
+SETTINGS, NONFINITE = "settings.json", "nonfinite.json"
 # What decides the path of a run: another value needs another folder.
-FIXED = ("length", "batch_size", "reset_at_documents", "seed")
+FIXED = ("model", "length", "batch_size", "reset_at_documents", "seed")
 # What says nothing about the run itself.
 SHOWN = ("dry_run", "json", "tensorboard", "wandb", "out")
 
@@ -111,12 +110,13 @@ class RunFolder:
 
     def save(self, position: Position, tensors: dict[str, dict[str, Tensor]]) -> Path:
         """Writes a checkpoint and removes those that need not be kept."""
-        for name, x in tensors["model"].items():
-            if not bool(torch.isfinite(x).all()):
-                raise GSAError(
-                    f"train: weight {name} is not finite at step {position.step}, which is not saved; "
-                    f"the last good checkpoint is {self.last() or 'none'}"
-                )
+        for group, named in tensors.items():
+            for name, x in named.items():
+                if not bool(torch.isfinite(x).all()):
+                    raise GSAError(
+                        f"train: {group} {name} is not finite at step {position.step}, which is not saved; "
+                        f"the last good checkpoint is {self.last() or 'none'}"
+                    )
         tokenizer = self.plan.tokens.folder / TOKENIZER
         saved = save_checkpoint(
             self.path, position.step, self.plan.config, tensors, self.state(position), tokenizer=tokenizer
@@ -126,16 +126,24 @@ class RunFolder:
         prune(self.path, settings.keep_last, best)
         return saved
 
+    def report(self, found: dict[str, Any]) -> None:
+        """Leaves what was found of a step that was not finite; a disk that cannot take it stops nothing."""
+        with suppress(OSError), written(self.path / NONFINITE) as file:
+            file.write_text(json.dumps(found, indent=2) + "\n")
+
     def last(self) -> Path | None:
         """The newest checkpoint by name."""
         found = checkpoints(self.path)
         return found[-1][1] if found else None
 
     def check_space(self, parameters: int) -> None:
-        """Raises unless one more checkpoint fits on the disk."""
-        copies = 4 if self.plan.settings.ema is not None else 3
-        needed, free = parameters * 4 * copies, shutil.disk_usage(self.path).free
-        if free < needed:
+        """Raises unless the checkpoints that will stand at once fit on the disk: those kept, and one being written."""
+        settings = self.plan.settings
+        size = parameters * 4 * (4 if settings.ema is not None else 3)
+        more = max(settings.keep_last + settings.keep_best + 1 - len(checkpoints(self.path)), 1)
+        free = free_bytes(self.path)
+        if free < more * size:
             raise GSAError(
-                f"train: a checkpoint needs {needed / 1e9:.2f} GB, the disk of {self.path} has {free / 1e9:.2f} GB free"
+                f"train: {more} checkpoints of {byte_count(size)} are to come, the disk of {self.path} has "
+                f"{byte_count(free)} free; make room, or keep fewer (keep_last, keep_best)"
             )

@@ -6,7 +6,6 @@ that was killed and resumed takes the same path as one that was not.
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable
@@ -18,12 +17,13 @@ from torch import Tensor
 
 from gsa.data.batches import MicroBatch, Rows, Steps
 from gsa.errors import GSAError
-from gsa.files import written
 from gsa.models.checkpoint import load_model
 from gsa.models.lm import LM
-from gsa.train.engines import Engine
+from gsa.train.checkpoint import read_checkpoint
+from gsa.train.engines import PRECISIONS, Engine
 from gsa.train.evaluation import evaluate
 from gsa.train.folder import RunFolder
+from gsa.train.manifest import MANIFEST
 from gsa.train.metrics import Metrics
 from gsa.train.nonfinite import first_broken, told
 from gsa.train.optimizer import adamw
@@ -34,7 +34,6 @@ from gsa.train.progress import Progress
 from gsa.train.schedule import learning_rate
 from gsa.train.stop import StopWish
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 FIRST_LOSS_SCALE, SCALE_GROWS_AFTER = 2.0**16, 2000  # of fp16, whose gradients would vanish otherwise
 
 
@@ -57,6 +56,7 @@ class Trainer:
         self.spent = Spent()
         self.broken: str | None = None  # what was found of the last step that was not finite
         self._start()
+        self.begin = self.position.step
 
     def _start(self) -> None:
         """Builds the model, or brings it back to where the newest checkpoint left it."""
@@ -65,6 +65,8 @@ class Trainer:
         state = _shared(engine, None if checkpoint is None else checkpoint.state)
         torch.manual_seed(settings.seed)
         if plan.weights is not None and state is None:
+            if (plan.weights / MANIFEST).exists():
+                read_checkpoint(plan.weights)  # every byte
             model = load_model(plan.weights, dtype=torch.float32)
         else:
             model = LM(plan.config)
@@ -81,26 +83,41 @@ class Trainer:
         )
         engine.start(model, optimizer, compile=settings.compile)
         if state is not None:
-            self.position = Position.read(state)
+            self.position = self._position(state)
             engine.load(
                 checkpoint.tensors("model") if checkpoint else None,
                 checkpoint.tensors("optimizer") if checkpoint else None,
             )
-            self.say(f"going on from step {self.position.step} of {plan.steps}")
+            beyond = "" if self.position.step <= plan.steps else ", which is beyond the end"
+            self.say(f"going on from step {self.position.step} of {plan.steps}{beyond}")
         if settings.ema is not None:
             engine.start_ema(settings.ema)
             if state is not None and state["settings"]["ema"] is not None:
                 engine.load_ema(checkpoint.tensors("ema") if checkpoint else {})
 
+    def _position(self, state: dict[str, Any]) -> Position:
+        """Where a checkpoint stands; what means nothing under changed settings begins anew."""
+        position, before = Position.read(state), state["settings"]
+
+        def changed(*names: str) -> bool:
+            return any(before[name] != getattr(self.plan.settings, name) for name in names)
+
+        if changed("precision"):
+            position.loss_scale, position.good_steps = self.position.loss_scale, 0
+        if changed("eval_data", "eval_rows", "ema"):
+            position.best, position.evals_since_best = None, 0
+        return position
+
     def run(self, metrics: Metrics | None, progress: Progress) -> Outcome:
         """Trains to the end, to a wish to stop, or until evaluations get no better."""
         settings, plan, position = self.plan.settings, self.plan, self.position
-        self.say = progress.note
-        peak = matmul_peak(self.engine.device, DTYPES[settings.precision]) * self.engine.world_size
+        if not progress.quiet:
+            self.say = progress.note
+        peak = matmul_peak(self.engine.device, PRECISIONS[settings.precision]) * self.engine.world_size
         flops = flops_per_token(plan.config, settings.length)
         batches = self.data.run(position.step, plan.steps, settings.workers)
-        stop = False
-        with StopWish() as wish:
+        stop: int | None = None
+        with StopWish(quiet=self.folder is None) as wish:
             while (reason := self._end(stop)) is None:
                 began = time.perf_counter()
                 with self.spent.on("data"):
@@ -127,19 +144,19 @@ class Trainer:
                 )
                 if self._due(settings.save_every) or self._end(stop) is not None or self._is_best():
                     self._save()
-        return self._outcome(reason, wish.signal)
+        return self._outcome(reason, stop)
 
-    def _step(self, micro_batches: list[MicroBatch], wish: StopWish) -> tuple[dict[str, float], bool]:
-        """One step of the optimiser, or none if the gradient is not finite; what to tell, and whether to stop."""
+    def _step(self, micro_batches: list[MicroBatch], wish: StopWish) -> tuple[dict[str, float], int | None]:
+        """One step of the optimiser, or none if the gradient is not finite; what to tell, and a signal to stop."""
         engine, position, settings = self.engine, self.position, self.plan.settings
-        targets, stop = engine.sum(sum(micro.targets for micro in micro_batches), float(wish.signal is not None))
+        (targets,) = engine.sum(sum(micro.targets for micro in micro_batches))
         loss = torch.zeros((), device=engine.device)
         for i, micro in enumerate(micro_batches):
             # Each token of the step counts the same, whichever process and micro-batch it is in.
             share = self._loss(micro) * (micro.targets / targets)
             engine.backward(share * position.loss_scale, last=i == len(micro_batches) - 1)
             loss += share.detach()
-        (total,) = engine.sum(float(loss))
+        total, heard, signals = engine.sum(float(loss), wish.signal is not None, wish.signal or 0)
         norm = float(engine.gradient_norm()) / position.loss_scale
         lr = learning_rate(
             position.step, steps=self.plan.steps, warmup=self.plan.warmup, peak=settings.lr, floor=settings.min_lr
@@ -155,7 +172,8 @@ class Trainer:
         else:
             self._note_bad_step(micro_batches, total, norm)
         position.step += 1
-        return {"loss": total, "lr": lr, "grad_norm": norm, "skipped": position.skipped}, stop > 0
+        values = {"loss": total, "lr": lr, "grad_norm": norm, "skipped": position.skipped}
+        return values, round(signals / heard) if heard else None
 
     def _loss(self, micro: MicroBatch) -> Tensor:
         device = self.engine.device
@@ -175,24 +193,25 @@ class Trainer:
         engine.discard()
         position.skipped += 1
         said = f"step {position.step + 1} skipped: loss {loss:g}, norm of the gradient {norm:g}"
-        if math.isfinite(loss) and position.loss_scale > 1:  # only too large for fp16
+        if self.plan.settings.precision == "fp16" and math.isfinite(loss) and position.loss_scale > 1:
             position.loss_scale, position.good_steps = position.loss_scale / 2, 0
             self.say(f"{said}, loss scale now {position.loss_scale:g}")
             return
         position.skipped_in_row += 1
         if position.skipped_in_row == 1 or self.broken is None:
-            found = first_broken(engine.model, lambda: self._forward(micro_batches), norms)
-            report = {"step": position.step + 1, "loss": str(loss), "grad_norm": str(norm), "first": found}
-            with written(self.plan.out / f"nonfinite-{engine.rank}.json") as file:
-                file.write_text(json.dumps(report, indent=2) + "\n")
-            self.broken = told(found)
+            found = _gathered(engine, first_broken(engine.model, lambda: self._forward(micro_batches), norms))
+            self.broken = told(next((one for one in found if one is not None), None))
             said += f"; {self.broken}"
+            if self.folder:
+                numbers = {"step": position.step + 1, "loss": str(loss), "grad_norm": str(norm)}
+                self.folder.report({**numbers, "first_by_process": found})
         self.say(said)
         if position.skipped_in_row >= self.plan.settings.max_skipped:
-            last = self.folder.last() if self.folder else None
+            if self.folder is None:
+                raise GSAError("train: stopped together with the first process, which says why")
             raise GSAError(
                 f"train: stopped, {position.skipped_in_row} steps in a row were not finite (max_skipped); "
-                f"the last good checkpoint is {last or 'none'}; {self.broken}"
+                f"the last good checkpoint is {self.folder.last() or 'none'}; {self.broken}"
             )
 
     def _forward(self, micro_batches: list[MicroBatch]) -> None:
@@ -209,7 +228,7 @@ class Trainer:
             )
         position.eval = {"step": position.step, **found}
         position.evals_since_best += 1
-        if position.best is None or found["loss"] < position.best["loss"]:
+        if math.isfinite(found["loss"]) and (position.best is None or found["loss"] < position.best["loss"]):
             position.best, position.evals_since_best = {"step": position.step, "loss": found["loss"]}, 0
         return found
 
@@ -221,14 +240,14 @@ class Trainer:
         best = self.position.best
         return self.plan.settings.keep_best and best is not None and best["step"] == self.position.step
 
-    def _end(self, stop: bool) -> str | None:
+    def _end(self, stop: int | None) -> str | None:
         """Why the run ends here, if it does."""
         patience = self.plan.settings.patience
         if self.position.step >= self.plan.steps:
             return "finished"
         if patience is not None and self.position.evals_since_best >= patience:
             return "early"
-        return "stopped" if stop else None
+        return None if stop is None else "stopped"
 
     def _save(self) -> None:
         with self.spent.on("saving"):
@@ -244,6 +263,7 @@ class Trainer:
             reason=reason,
             signal=signal if reason == "stopped" else None,
             rank=self.engine.rank,
+            begin=self.begin,
             step=position.step,
             steps=self.plan.steps,
             tokens=position.step * self.plan.tokens_per_step,
@@ -253,6 +273,14 @@ class Trainer:
             best=position.best,
             spent=self.spent.summary(),
         )
+
+
+def _gathered(engine: Engine, value: Any) -> list[Any]:
+    """What each process of a run has, on all of them."""
+    held: list[Any] = [value] * engine.world_size
+    if engine.world_size > 1:
+        torch.distributed.all_gather_object(held, value)
+    return held
 
 
 def _shared(engine: Engine, value: dict[str, Any] | None) -> dict[str, Any] | None:

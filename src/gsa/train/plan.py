@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from gsa.data.batches import rows_at_once
 from gsa.data.shards import TOKENIZER, Tokens
 from gsa.data.tokenizer import load_tokenizer
 from gsa.errors import GSAError, raised_by
 from gsa.models.catalogue import preset, presets
 from gsa.models.checkpoint import CONFIG, load_config
 from gsa.models.config import ModelConfig
+from gsa.train.engines.launch import launched_processes
 from gsa.train.settings import TrainSettings, tokens_per_step, total_steps, warmup_steps
 
 VOCABULARY_MULTIPLE = 64  # sizes that matrix units like
@@ -51,6 +53,7 @@ def make_plan(settings: TrainSettings) -> Plan:
             raise GSAError(f"data {tokens.folder} has {tokens.length} tokens, fewer than one row of {settings.length}")
         if eval_tokens is not None and eval_tokens.length < 2:
             raise GSAError(f"eval_data {eval_tokens.folder} has {eval_tokens.length} tokens, too few to predict one")
+        rows_at_once(settings.batch_size, settings.micro_batch_size, launched_processes())
         steps = total_steps(settings, tokens.length)
         warmup = warmup_steps(settings, steps)
         if warmup > steps:
@@ -94,8 +97,8 @@ def _check_tokenizers(
         others[f"tokenizer {settings.tokenizer!r}"] = load_tokenizer(settings.tokenizer).fingerprint
     if weights is not None and (weights / "tokenizer.json").exists():
         others[f"the tokenizer of model {weights}"] = load_tokenizer(str(weights)).fingerprint
-    if (folder := tokens.folder / TOKENIZER).exists():
-        others[f"the tokenizer in {folder}"] = load_tokenizer(str(folder)).fingerprint
+    folder = tokens.folder / TOKENIZER
+    others[f"the tokenizer in {folder}"] = load_tokenizer(str(folder)).fingerprint
     for what, fingerprint in others.items():
         if fingerprint != expected.fingerprint:
             raise GSAError(
@@ -109,5 +112,6 @@ def _check_out(out: Path) -> None:
     if out.exists() and not out.is_dir():
         raise GSAError(f"out {out} is a file, expected a folder")
     known = {"checkpoints", "metrics.jsonl", "settings.json"}
-    if out.is_dir() and any(out.iterdir()) and not any((out / name).exists() for name in known):
+    found = {path.name for path in out.iterdir() if not path.name.startswith(".")} if out.is_dir() else set()
+    if found and not found & known:
         raise GSAError(f"out {out} is a folder with other files in it: choose a new one")

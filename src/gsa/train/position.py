@@ -77,6 +77,8 @@ class Outcome:
     """That signal."""
     rank: int
     """Of the process that tells."""
+    begin: int
+    """The step that this start went on from."""
     step: int
     steps: int
     tokens: int

@@ -9,11 +9,10 @@ from dataclasses import asdict
 import torch
 
 from gsa.data.batches import rows_at_once
-from gsa.errors import raised_by
-from gsa.train.engines import Engine, engine
+from gsa.train.engines import Engine, engine, usable
 from gsa.train.engines.launch import launched_processes
 from gsa.train.estimate import Estimate, estimate
-from gsa.train.folder import opened
+from gsa.train.folder import RunFolder, opened
 from gsa.train.loop import Trainer
 from gsa.train.metrics import Metrics
 from gsa.train.plan import Plan, make_plan
@@ -38,22 +37,20 @@ def train(settings: TrainSettings) -> Outcome:
 
 def _train(plan: Plan, carrier: Engine) -> Outcome:
     settings, first = plan.settings, carrier.rank == 0
-    quiet = settings.json or not first
 
     def say(line: str) -> None:
-        if not quiet:
+        if first:
             print(line, file=sys.stderr, flush=True)
 
     with opened(plan) if first else nullcontext() as folder:
         trainer = Trainer(plan, carrier, folder, say)
-        begin = trainer.position.step
-        with Progress(plan.steps, begin, quiet=quiet) as progress:
+        with Progress(plan.steps, trainer.begin, quiet=settings.json or not first) as progress:
             if folder is None:
                 return trainer.run(None, progress)
             folder.write_settings()
             with Metrics(
                 plan.out,
-                resume_step=begin,
+                resume_step=trainer.begin,
                 tensorboard=settings.tensorboard,
                 wandb=settings.wandb,
                 settings=asdict(settings),
@@ -64,25 +61,25 @@ def _train(plan: Plan, carrier: Engine) -> Outcome:
 def preview(settings: TrainSettings) -> tuple[Plan, Estimate]:
     """What a run would do and take, without starting it."""
     plan, processes = _prepared(settings), launched_processes()
-    with raised_by("train"):
-        rows = rows_at_once(settings.batch_size, settings.micro_batch_size, processes)
-    default = "ddp" if processes > 1 else "single"
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    return plan, estimate(
+    rows = rows_at_once(settings.batch_size, settings.micro_batch_size, processes)
+    best = "cuda" if torch.cuda.is_available() else "cpu"
+    found = estimate(
         plan.config,
         length=settings.length,
         rows=rows,
         accumulation=settings.batch_size // (rows * processes),
         world_size=processes,
-        engine=default if settings.engine == "auto" else settings.engine,
+        engine=("ddp" if processes > 1 else "single") if settings.engine == "auto" else settings.engine,
         precision=settings.precision,
         ema=settings.ema is not None,
         gradient_checkpointing=settings.gradient_checkpointing,
         steps=plan.steps,
-        device=device if settings.device == "auto" else settings.device,
+        device=usable(best if settings.device == "auto" else settings.device) or best,
         zero_stage=settings.zero_stage,
         reset_at_documents=settings.reset_at_documents,
     )
+    RunFolder(plan).check_space(found.parameters)
+    return plan, found
 
 
 def _prepared(settings: TrainSettings) -> Plan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from types import FrameType, TracebackType
@@ -9,10 +10,11 @@ from typing import Any
 
 
 class StopWish:
-    """While entered, the first SIGINT or SIGTERM is remembered; a second SIGINT interrupts at once."""
+    """While entered, the first SIGINT or SIGTERM is remembered, and said; a second SIGINT interrupts at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, quiet: bool = False) -> None:
         self.signal: int | None = None
+        self._quiet = quiet
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StopWish:
@@ -27,4 +29,6 @@ class StopWish:
     def _heard(self, number: int, frame: FrameType | None) -> None:
         if self.signal is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
+        if self.signal is None and not self._quiet:
+            os.write(2, b"\ngsa: stopping after this step; Ctrl-C again stops at once\n")  # print is not for handlers
         self.signal = self.signal or number

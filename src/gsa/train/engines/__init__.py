@@ -11,7 +11,7 @@ from gsa.mixers.registry import suggestion
 from gsa.train.engines.base import PRECISIONS, Engine
 from gsa.train.engines.launch import launched_processes
 
-__all__ = ["ENGINES", "PRECISIONS", "Engine", "engine"]
+__all__ = ["ENGINES", "PRECISIONS", "Engine", "engine", "usable"]
 
 ZERO_STAGES = (1, 2, 3)
 
@@ -72,4 +72,13 @@ def engine(
             f"engine single: a launcher started {processes} processes, which would train {processes} times the same; "
             "choose ddp, fsdp or deepspeed, or start one process"
         )
-    return ENGINES[name](precision, None if device is None else torch.device(device), zero_stage)
+    return ENGINES[name](precision, usable(device), zero_stage)
+
+
+def usable(device: str | torch.device | None) -> torch.device | None:
+    """A device that was asked for; raises if it cannot be used here."""
+    if device is None:
+        return None
+    if torch.device(device).type == "cuda" and not torch.cuda.is_available():
+        raise GSAError("engine: device cuda was asked for, and torch finds no GPU that it can use; choose cpu or auto")
+    return torch.device(device)

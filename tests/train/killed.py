@@ -1,4 +1,4 @@
-"""A run that is killed again and again: `python -m tests.train.killed SETTINGS.json SEED KILLS`; prints the steps reached.
+"""A run that is killed again and again: `python -m tests.train.killed SETTINGS.json SEED KILLS` prints where it was.
 
 Each attempt is a process of its own that starts the same run and, some moments later, kills itself with SIGKILL: after
 some steps, in the middle of a pass, or at some call of the system while a checkpoint is written; all at random.

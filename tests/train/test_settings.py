@@ -180,7 +180,7 @@ def test_an_option_wins_over_a_recipes_other_way_to_say_it(
         (
             "",
             ("--micro-batch-size", "3"),
-            "train: batch_size 4 must be a multiple of processes x micro_batch_size, 1 x 3",
+            "train: batch_size 4 must be a multiple of",
         ),
     ],
 )
@@ -195,6 +195,15 @@ def test_mistakes_in_a_recipe_or_option(
     assert message in err
     assert "Traceback" not in err
     assert not (tmp_path / "run").exists()
+
+
+def test_the_settings_can_be_printed_as_a_recipe(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(yaml.safe_dump(options(folder, str(tmp_path / "run"))))
+    for option in ("--print_config", "--print-config"):
+        code, out, err = command(capsys, "--config", str(recipe), "--lr", "0.5", option)
+        assert code == 0, err
+        assert TrainSettings(**yaml.safe_load(out)).lr == 0.5
 
 
 def test_a_missing_recipe_is_said(capsys: pytest.CaptureFixture) -> None:

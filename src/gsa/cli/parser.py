@@ -27,5 +27,9 @@ def dashed(args: list[str]) -> list[str]:
     for arg in args:
         name, equals, value = arg.partition("=")
         first, dot, rest = name.partition(".")  # the keys of `--model-options.num_slots` are not options
-        found.append((first.replace("_", "-") if first.startswith("--") else first) + dot + rest + equals + value)
+        if first in ("--print_config", "--print-config"):
+            first = "--print_config"  # jsonargparse looks for this very name
+        elif first.startswith("--"):
+            first = first.replace("_", "-")
+        found.append(first + dot + rest + equals + value)
     return found

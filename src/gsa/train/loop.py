@@ -226,10 +226,11 @@ class Trainer:
             found = evaluate(
                 engine, self._loss, self.rows(self.plan.eval_tokens), self.data.micro_batch_size, settings.eval_rows
             )
-        position.eval = {"step": position.step, **found}
         position.evals_since_best += 1
-        if math.isfinite(found["loss"]) and (position.best is None or found["loss"] < position.best["loss"]):
-            position.best, position.evals_since_best = {"step": position.step, "loss": found["loss"]}, 0
+        if math.isfinite(found["loss"]):
+            position.eval = {"step": position.step, **found}
+            if position.best is None or found["loss"] < position.best["loss"]:
+                position.best, position.evals_since_best = {"step": position.step, "loss": found["loss"]}, 0
         return found
 
     def _due(self, every: int) -> bool:

@@ -25,7 +25,7 @@ class Position:
     good_steps: int = 0
     """Steps since the loss scale changed."""
     eval: dict[str, float] | None = None
-    """The last evaluation."""
+    """The last evaluation that was finite."""
     best: dict[str, float] | None = None
     """The best evaluation: step and loss."""
     evals_since_best: int = 0

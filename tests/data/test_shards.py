@@ -51,6 +51,7 @@ def write(folder: Path, shard_tokens: int = 10) -> Path:
         shards=writer.shards,
     )
     (folder / "manifest.json").write_text(manifest.to_json())
+    load_tokenizer("bytes").save(folder / "tokenizer")
     return folder
 
 
@@ -157,6 +158,38 @@ def test_a_changed_byte_is_found(folder: Path, tmp_path: Path, name: str) -> Non
     tokens = Tokens.open(tmp_path / "out")
     with pytest.raises(GSAError, match=f"{name}: its bytes have changed"):
         tokens.verify()
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda d: shutil.rmtree(d), "tokenizer: the folder is missing"),
+        (lambda d: (d / "tokenizer.json").write_text("{"), "not a tokenizer.json"),
+        (lambda d: load_tokenizer("mistral").save(d), "tokenizer: its fingerprint is .*, expected "),
+    ],
+)
+def test_another_tokenizer_is_found(folder: Path, tmp_path: Path, damage: Callable[[Path], None], message: str) -> None:
+    shutil.copytree(folder, tmp_path / "out")
+    damage(tmp_path / "out" / "tokenizer")
+    with pytest.raises(GSAError, match=message):
+        Tokens.open(tmp_path / "out").verify()
+
+
+def test_a_full_disk_is_told_and_leaves_nothing_unfinished(tmp_path: Path) -> None:
+    writer = ShardWriter(tmp_path, "uint16", 2**20, [])
+    (tmp_path / ".tokens-00000.npy.unfinished").symlink_to("/dev/full")
+    with pytest.raises(GSAError, match="the disk is full"):
+        writer.append(np.zeros(2**20), np.zeros(1, np.int64))
+    writer.close()
+    assert not any(tmp_path.iterdir())
+
+
+def test_what_is_not_yet_on_a_full_disk_is_given_up(tmp_path: Path) -> None:
+    writer = ShardWriter(tmp_path, "uint16", 2**20, [])
+    (tmp_path / ".tokens-00000.npy.unfinished").symlink_to("/dev/full")
+    writer.append(np.zeros(9), np.zeros(1, np.int64))
+    writer.close()
+    assert not any(tmp_path.iterdir())
 
 
 def test_a_folder_that_is_not_there_or_not_finished(tmp_path: Path) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import gzip
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from gsa.data import blocks
+from gsa.data import blocks, sources
 from gsa.data.blocks import Block, Position, read_blocks
 from gsa.data.documents import Findings, texts
 from gsa.data.sources import plan
@@ -17,9 +19,9 @@ from gsa.errors import GSAError
 from tests.data.cases import PACK, documents, jsonl, parquet, text
 
 
-def read(*sources: Path | str, strict: bool = False, **options: object) -> tuple[list[str], Findings]:
+def read(*paths: Path | str, strict: bool = False, **options: object) -> tuple[list[str], Findings]:
     """The documents of sources, those in parts put together, and what was found wrong."""
-    inputs = [entry for group in plan([str(source) for source in sources], **options) for entry in group]
+    inputs = [entry for group in plan([str(path) for path in paths], **options) for entry in group]
     findings = Findings(strict)
     found: list[str] = []
     for block in read_blocks(inputs, "text"):
@@ -105,7 +107,8 @@ def test_folders_are_read_in_order_without_what_is_hidden_or_excluded(tmp_path: 
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(name)
     assert read(tmp_path, exclude=["*.log", "drafts/*"])[0] == ["a.txt", "b/1.txt", "b/2.txt", "b-x.txt", "c.txt"]
-    assert read(tmp_path, exclude=["?.*"], leave_out=tmp_path / "b")[0] == ["b-x.txt"]
+    assert read(tmp_path, exclude=["?.*", "drafts"], leave_out=[tmp_path / "b"])[0] == ["b-x.txt"]
+    assert read(tmp_path, leave_out=[tmp_path / "b", tmp_path / "a.txt"])[0][0] == "b-x.txt"
     assert read(tmp_path / "c.txt", tmp_path / "b")[0] == ["c.txt", "b/1.txt", "b/2.txt"]
 
 
@@ -212,7 +215,10 @@ def test_what_unpacks_to_very_much_is_read_little_by_little(tmp_path: Path) -> N
     [
         ("a.zip", b"PK", r"\.zip files are not read"),
         ("a.tar.gz", b"", r"\.tar files are not read"),
-        ("a.txt", b"a\0b", "has zero bytes, so it is binary or UTF-16"),
+        ("a.txt", b"a\0b", "so it is binary or UTF-16"),
+        ("a.txt", "text".encode("utf-16"), "so it is binary or UTF-16"),
+        ("a.json", b'\n [{"text": "x"}]', "is one JSON array; expected an object in each line"),
+        ("a.json.gz", gzip.compress(b"[\n{}\n]"), "is one JSON array; expected an object in each line"),
         ("a.txt.gz", b"plain", "is not compressed as its name says"),
         ("a.txt.zst", b"plain", "is not compressed as its name says"),
         ("a.parquet", b"PAR1", "is not a whole parquet file"),
@@ -278,7 +284,136 @@ def test_a_file_that_changes_meanwhile_is_an_error(tmp_path: Path) -> None:
         list(read_blocks(inputs, "text"))
 
 
-def test_json_without_the_field_is_text(tmp_path: Path) -> None:
+def test_json_over_several_lines_is_text(tmp_path: Path) -> None:
     content = json.dumps({"name": "x", "text_": "no"}, indent=2)
     (tmp_path / "a.json").write_text(content)
     assert read(tmp_path / "a.json")[0] == [content]
+
+
+@pytest.mark.parametrize("packed", PACK)
+@pytest.mark.parametrize("first", [{"text": "x" * 200_000}, {"body": "no such field"}, {"text": 5}])
+@pytest.mark.parametrize("before", [b"", b"\n  \n", b"\xef\xbb\xbf"])
+def test_json_with_an_object_in_the_first_line_is_rows(
+    tmp_path: Path, packed: str, first: dict[str, object], before: bytes
+) -> None:
+    rows = before + json.dumps(first).encode() + b'\n{"text": "second"}\n'
+    (tmp_path / f"a.json{packed}").write_bytes(PACK[packed](rows))
+    found, findings = read(tmp_path)
+    assert found[-1] == "second"
+    assert len(found) + findings.bad_rows.total() == 2
+
+
+def test_a_first_row_too_long_for_memory_is_still_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "LONGEST_ROW", 100_000)
+    (tmp_path / "a.json").write_bytes(jsonl(["x" * 300_000, "second"]))
+    assert [entry.kind for entry in plan([str(tmp_path)])[0]] == ["jsonl"]
+
+
+@pytest.mark.parametrize(
+    "pattern", ["held.txt", "h*.txt", "drafts", "drafts/", "books/drafts/held.txt", "./books/drafts", "drafts/*"]
+)
+def test_what_is_held_out_can_be_named_in_many_ways(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pattern: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "books" / "drafts").mkdir(parents=True)
+    (tmp_path / "books" / "drafts" / "held.txt").write_text("held out")
+    (tmp_path / "books" / "a.txt").write_text("kept")
+    assert read("books", exclude=[pattern])[0] == ["kept"]
+
+
+@pytest.mark.parametrize("pattern", ["b.txt", "other/a.txt", ""])
+def test_a_pattern_that_fits_no_file_is_an_error(tmp_path: Path, pattern: str) -> None:
+    (tmp_path / "a.txt").write_text("a")
+    with pytest.raises(GSAError, match=f"exclude: '{pattern}' fits no file"):
+        plan([str(tmp_path)], exclude=[pattern])
+
+
+def test_linked_folders_are_read_once(tmp_path: Path) -> None:
+    for name in ("in", "elsewhere"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.txt").write_text(name)
+    (tmp_path / "in" / "link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "in" / "same").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "back").symlink_to(tmp_path / "in")
+    assert read(tmp_path / "in")[0] == ["in", "elsewhere"]
+
+
+def test_few_zero_bytes_are_text(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a\0b" + "c" * 999)
+    assert read(tmp_path)[0] == ["a\0b" + "c" * 999]
+
+
+@pytest.mark.parametrize("kind", ["string_view", "large_string", "binary", "large_binary", "null"])
+def test_columns_of_any_kind_of_text(tmp_path: Path, kind: str) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    values = [None, None] if kind == "null" else ["é".encode() if "binary" in kind else "é", None]
+    table = pyarrow.table({"text": pyarrow.array(values, getattr(pyarrow, kind)())})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    found, findings = read(tmp_path)
+    assert found == ([] if kind == "null" else ["é"])
+    assert findings.bad_rows == {"not a string": 2 - len(found)}
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    table = pyarrow.Table.from_arrays([pyarrow.array(["a"])] * 2, names=["text", "text"])
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(GSAError, match="has 2 columns 'text', expected one"):
+        plan([str(tmp_path)])
+
+
+def test_blocks_of_columns_are_small_however_well_they_are_packed(tmp_path: Path) -> None:
+    parquet(tmp_path / "a.parquet", ["x" * 40_000] * 200 + [None] * 50_000, group=100_000)
+    sizes = []
+    for block in read_blocks(plan([str(tmp_path)])[0], "text"):
+        sizes.append(block.size)
+        assert sum(len(part.data) for part in block.parts) <= blocks.BLOCK // blocks.VALUE
+    assert max(sizes) < blocks.BLOCK
+    assert sum(sizes) == 200 * 40_000 + 50_200 * blocks.VALUE
+
+
+def test_a_dataset_that_changes_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    path = tmp_path / "set" / "train.jsonl"
+    path.parent.mkdir()
+    path.write_bytes(jsonl(["one"]))
+    source = [f"hf:{path.parent}"]
+    before = plan(source)
+    assert plan(source) == before
+    os.utime(path, (1, 1))
+    assert plan(source)[0][0].changed != before[0][0].changed
+    path.write_bytes(jsonl(["longer"]))
+    assert plan(source)[0][0].version != before[0][0].version
+
+
+class Streamed:
+    """A dataset of the Hub that breaks off."""
+
+    features = None
+
+    def skip(self, count: int) -> Iterator[dict[str, str]]:
+        yield {"text": "one"}
+        raise ConnectionError("cut off")
+
+
+def test_a_dataset_of_the_hub_is_read_at_the_commit_that_was_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def load(*args: object, **options: object) -> Streamed:
+        asked.append((args, options["revision"]))
+        return Streamed()
+
+    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", lambda *args, **options: SimpleNamespace(sha="abc"))
+    monkeypatch.setattr("datasets.load_dataset", load)
+    (inputs,) = plan(["hf:some/name:small:test"])
+    assert inputs[0].version == "abc"
+    with pytest.raises(
+        GSAError, match=r"some/name:small:test could not be read on: cut off\..*the same command goes on"
+    ):
+        list(read_blocks(inputs, "text"))
+    assert asked == [(("some/name", "small"), "abc")] * 2

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json as json_module
 from typing import Any
 
+LEAST_SHARD = 2**16  # each shard is two files, and is listed again in every record
+
 
 def prepare(
     sources: list[str],
@@ -23,7 +25,8 @@ def prepare(
 
     Sources are text files (a document each), .jsonl and .parquet files (a document in each row), folders of those, and
     datasets of the Hugging Face Hub, which are streamed (hf:NAME, hf:NAME:SPLIT or hf:NAME:CONFIG:SPLIT). Text and
-    .jsonl may be compressed (.gz, .zst). Rows that cannot be read are counted and left out; bytes that are not UTF-8
+    .jsonl may be compressed (.gz, .zst). A .json file whose first line is an object is read as .jsonl, one that is an
+    array is refused, any other is text. Rows that cannot be read are counted and left out; bytes that are not UTF-8
     are counted and replaced. The same command again goes on where it was stopped; the result is the same for any number
     of processes.
 
@@ -32,15 +35,19 @@ def prepare(
         tokenizer: bytes, mistral (the paper's), a folder or tokenizer.json, or a name on the Hugging Face Hub.
         out: Folder to write, new or one that was begun with the same command.
         field: Where the text is in a row of .jsonl, .parquet or a dataset.
-        exclude: Patterns of files to leave out, with commas between, e.g. '*.log,drafts/*'.
+        exclude: Patterns of files and folders to leave out, with commas between, e.g. '*.log,drafts,books/a.txt'. They
+            are compared with names, and with paths below the source or as given. Each has to fit a file.
         max_tokens: Tokens after which it ends, a little later at the end of a block; all by default.
         processes: How many processes encode; all cores by default.
-        shard_tokens: Tokens in a shard.
+        shard_tokens: Tokens in a shard; at least 65536.
         strict: End at the first row that cannot be read, or byte that is not UTF-8, and say where it is.
         json: Print what was made as JSON.
     """
     from gsa.data.prepare import prepare as run
+    from gsa.errors import GSAError
 
+    if shard_tokens < LEAST_SHARD:
+        raise GSAError(f"data: shard_tokens must be at least {LEAST_SHARD}, got {shard_tokens}")
     manifest = run(
         sources,
         tokenizer,
@@ -57,7 +64,7 @@ def prepare(
 
 
 def check(folder: str, json: bool = False) -> None:
-    """Reads every byte of a prepared folder and compares it with what was written.
+    """Reads every byte of a prepared folder and compares it with what was written, the tokenizer too.
 
     Args:
         folder: A folder that `gsa data prepare` wrote.
@@ -92,14 +99,12 @@ def train_tokenizer(
 
     Args:
         sources: Files, folders, or hf:NAME.
-        vocab_size: Number of tokens, bytes and end of text among them; at least 257.
+        vocab_size: Number of tokens, bytes and end of text among them; at least 257, at most 1048576.
         out: Folder to write tokenizer.json to, as transformers reads it.
         field: Where the text is in a row of .jsonl, .parquet or a dataset.
-        exclude: Patterns of files to leave out, with commas between.
+        exclude: Patterns of files and folders to leave out, with commas between, as for `gsa data prepare`.
         limit_bytes: End the reading after so many bytes of text.
     """
-    import sys
-
     from gsa.data.tokenizer_train import train_tokenizer as run
 
     tokenizer = run(
@@ -109,13 +114,12 @@ def train_tokenizer(
         field=field,
         limit_bytes=limit_bytes,
         exclude=_patterns(exclude),
-        progress=sys.stderr.isatty(),
     )
     print(f"{out}: {tokenizer.vocab_size} tokens, fingerprint {tokenizer.fingerprint[:12]}")
 
 
 def _patterns(text: str) -> list[str]:
-    return [pattern for pattern in text.split(",") if pattern]
+    return [pattern.strip() for pattern in text.split(",") if pattern.strip()]
 
 
 def _summary(manifest: Any, out: str) -> dict[str, Any]:

@@ -9,19 +9,18 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, BinaryIO
 
-from gsa.data.optional import first_line
+from gsa.data.optional import first_line, hub_failures
 from gsa.data.sources import Input, open_dataset, parquet
-from gsa.data.streams import Stream
+from gsa.data.streams import LONGEST_ROW, Stream
 from gsa.data.tokenizer import cut_before
 from gsa.errors import GSAError
 
 BLOCK = 1 << 20
 """Longest part of a text, in bytes. A block ends with the part that fills half of it, as any part does that is cut."""
-LONGEST_ROW = 1 << 26
-"""A longer row of a .jsonl file is a bad one: it would have to be in memory as a whole."""
-
-MOST_VALUES = 4096
-"""A part of a dataset with so many rows ends, however short they are."""
+VALUE = 64
+"""What a value of a column takes besides its text, in bytes: a part ends however short or empty its values are."""
+MOST_ROWS = 256
+"""Rows of a .parquet file that are unpacked at once: how long they are is known only then."""
 
 
 class Missing(Enum):
@@ -166,58 +165,86 @@ def _whole_lines(stream: Stream, rest: bytes) -> tuple[bytes, bytes, bool, int]:
 def _parquet(entry: Input, text_field: str, position: Position) -> Parts:
     """The values of a column, as bytes: whether they are UTF-8 is seen to later."""
     package, arrow = parquet()
-    done = 0
+    damage: list[str] = []
     with _opened(entry) as opened, package.ParquetFile(opened, pre_buffer=False, buffer_size=BLOCK) as file:
-        for group in range(file.num_row_groups):
-            rows = file.metadata.row_group(group).num_rows
-            if done + rows <= position.offset:
-                done += rows
-                continue
-            size = sum(
-                column.total_uncompressed_size
-                for column in map(file.metadata.row_group(group).column, range(file.metadata.num_columns))
-                if column.path_in_schema == text_field
-            )
-            batches = file.iter_batches(
-                max(1, rows * BLOCK // max(size, 1) // 4), row_groups=[group], columns=[text_field], use_threads=False
-            )
+
+        def values() -> Iterator[bytes | None]:
             try:
-                for batch in batches:
-                    done += len(batch)
-                    if done <= position.offset:
-                        continue
-                    values = _as_bytes(batch.column(0), arrow)
-                    part = Part(entry.name, "values", position.offset, values)
-                    position = Position(position.input, done, done)
-                    yield part, sum(len(value) for value in values if value is not None), opened.tell(), position
+                for batch in _batches(file, text_field, position.offset):
+                    column = batch.column(0)
+                    if arrow.types.is_dictionary(column.type):
+                        column = column.dictionary_decode()
+                    for value in column.cast(arrow.large_binary()):
+                        yield value.as_py()
             except (OSError, arrow.ArrowException) as error:
-                yield Part(entry.name, "values", done, [], damage=first_line(error)), 0, opened.tell(), position
-                return
+                damage.append(first_line(error))
+
+        for part, size, following in _in_parts(entry, values(), position):
+            position = following
+            yield part, size, opened.tell(), position
+        if damage:
+            yield Part(entry.name, "values", position.line, [], damage=damage[0]), 0, opened.tell(), position
+            return
         _check_unchanged(entry, opened)
 
 
-def _as_bytes(column: Any, arrow: Any) -> list[bytes | None]:
-    if arrow.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    return column.cast(arrow.large_binary()).to_pylist()
+def _batches(file: Any, text_field: str, skip: int) -> Iterator[Any]:
+    """The column in pieces of a few rows, without the first `skip` rows."""
+    for group in range(file.num_row_groups):
+        about = file.metadata.row_group(group)
+        if about.num_rows <= skip:
+            skip -= about.num_rows
+            continue
+        columns = [about.column(i) for i in range(about.num_columns)]
+        size = sum(column.total_uncompressed_size for column in columns if column.path_in_schema == text_field)
+        rows = min(MOST_ROWS, max(1, about.num_rows * BLOCK // max(size, 1) // 4))
+        for batch in file.iter_batches(rows, row_groups=[group], columns=[text_field], use_threads=False):
+            if skip < len(batch):
+                yield batch.slice(skip)
+            skip = max(0, skip - len(batch))
 
 
 def _hub(entry: Input, text_field: str, position: Position) -> Parts:
     """The values of a field of a streamed dataset."""
-    values: list[Any] = []
+
+    def values() -> Iterator[Any]:
+        try:
+            for row in open_dataset(entry.name, entry.version).skip(position.offset):
+                yield row.get(text_field, Missing.FIELD)
+        except GSAError:
+            raise
+        except hub_failures() as error:
+            raise GSAError(
+                f"data: dataset {entry.name} could not be read on: {first_line(error)}. What is finished stays, the "
+                "same command goes on"
+            ) from None
+
+    for part, size, following in _in_parts(entry, values(), position):
+        yield part, size, 0, following
+
+
+def _in_parts(entry: Input, values: Iterator[Any], position: Position) -> Iterator[tuple[Part, int, Position]]:
+    """Values in parts, each with its size and where the next one begins."""
+    part: list[Any] = []
     size = 0
-    for row in open_dataset(entry.name).skip(position.offset):
-        value = row.get(text_field, Missing.FIELD)
-        values.append(value)
-        size += len(value) if isinstance(value, str) else 0
-        if size >= BLOCK or len(values) >= MOST_VALUES:
-            part = Part(entry.name, "values", position.offset, values)
-            position = Position(position.input, position.offset + len(values), position.offset + len(values))
-            yield part, size, 0, position
-            values, size = [], 0
-    if values:
-        position = Position(position.input, position.offset + len(values), position.offset + len(values))
-        yield Part(entry.name, "values", position.offset - len(values), values), size, 0, position
+
+    def ended() -> tuple[Part, int, Position]:
+        following = position.offset + len(part)
+        return (
+            Part(entry.name, "values", position.offset, part),
+            size,
+            Position(position.input, following, following),
+        )
+
+    for value in values:
+        part.append(value)
+        size += VALUE + (len(value) if isinstance(value, str | bytes) else 0)
+        if size >= BLOCK // 2:
+            result = ended()
+            yield result
+            part, size, position = [], 0, result[2]
+    if part:
+        yield ended()
 
 
 _READERS: dict[str, Callable[[Input, str, Position], Parts]] = {

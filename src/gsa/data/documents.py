@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gsa.data.blocks import Missing, Part
+from gsa.data.blocks import Missing, Part, read_blocks
+from gsa.data.sources import Input
 from gsa.data.tokenizer import Tokenizer
 from gsa.errors import GSAError
 
@@ -66,6 +67,29 @@ def texts(parts: Sequence[Part], text_field: str, findings: Findings) -> Iterato
             yield from _of_values(part, text_field, findings)
         if part.damage is not None:
             findings.bad(DAMAGED, _where(part, 0) if part.kind == "jsonl" else part.name, part.damage)
+
+
+def no_text(sources: Sequence[str], inputs: Sequence[Input], text_field: str, bad_rows: dict[str, int]) -> GSAError:
+    """The error for sources in which there is no text at all."""
+    message = f"data: there is no text in {', '.join(sources)}"
+    if bad_rows:
+        message += f" ({', '.join(f'{kind}: {count}' for kind, count in sorted(bad_rows.items()))})"
+    if NO_FIELD in bad_rows:
+        message += f"; --field is {text_field!r}, the first row has {_first_fields(inputs) or 'no fields'}"
+    return GSAError(message)
+
+
+def _first_fields(inputs: Sequence[Input]) -> str:
+    """The names of the fields in the first row of all that is a JSON object."""
+    for block in read_blocks([entry for entry in inputs if entry.kind == "jsonl"], ""):
+        for line in (line for part in block.parts if isinstance(part.data, bytes) for line in part.data.split(b"\n")):
+            try:
+                row = json.loads(line.removeprefix(codecs.BOM_UTF8))
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(row, dict):
+                return ", ".join(map(repr, list(row)[:20]))
+    return ""
 
 
 def _of_text(part: Part, findings: Findings) -> Iterator[Text]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import Any
 
@@ -18,9 +19,12 @@ def optional(package: str, purpose: str) -> Any:
 
 
 def hub_failures() -> tuple[type[Exception], ...]:
-    """What is raised for a name that the Hugging Face Hub does not have, or a Hub that cannot be reached."""
+    """What is raised for a name that the Hugging Face Hub does not have, a Hub out of reach, and broken data."""
     errors: Any = import_module("huggingface_hub.errors")
-    return (OSError, ValueError, RuntimeError, errors.HTTPError, errors.EntryNotFoundError)
+    failures = [OSError, ValueError, RuntimeError, errors.HTTPError, errors.EntryNotFoundError]
+    if datasets := sys.modules.get("datasets"):  # only what is imported can raise
+        failures += [datasets.exceptions.DatasetsError, import_module("pyarrow").ArrowException]
+    return tuple(failures)
 
 
 def first_line(error: Exception) -> str:

@@ -18,11 +18,12 @@ from typing import Any
 import numpy as np
 
 from gsa.data.blocks import BLOCK, Position, read_blocks
-from gsa.data.record import PROGRESS, Progress, begun, compare, manifest_of, record, settings_of, total_size
+from gsa.data.documents import no_text
+from gsa.data.record import PROGRESS, TIMES, Progress, begun, compare, manifest_of, record, settings_of, total_size
 from gsa.data.report import Report
 from gsa.data.shards import MANIFEST, TOKENIZER, Manifest, Tokens
 from gsa.data.sources import Input, plan
-from gsa.data.tokenizer import Tokenizer, load_tokenizer
+from gsa.data.tokenizer import Tokenizer, load_tokenizer, tokenizer_paths
 from gsa.data.worker import Task, Workers
 from gsa.data.writer import ShardWriter, write_text
 from gsa.errors import GSAError
@@ -59,11 +60,13 @@ def prepare(
     for name, count in (("shard_tokens", shard_tokens), ("max_tokens", max_tokens)):
         if count is not None and count < 1:
             raise GSAError(f"data: {name} must be at least 1, got {count}")
+    if not str(out):
+        raise GSAError("data: out is empty, expected the name of a folder")
     out = Path(out)
     if out.exists() and not out.is_dir():
         raise GSAError(f"data: {out} is a file, expected a folder")
     tokenizer = load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
-    planned = plan(sources, field=field, exclude=exclude, leave_out=out)
+    planned = plan(sources, field=field, exclude=exclude, leave_out=[out, *tokenizer_paths(tokenizer)])
     settings = settings_of(sources, planned, tokenizer, field, shard_tokens, exclude, max_tokens)
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -71,21 +74,20 @@ def prepare(
         raise GSAError(f"data: folder {out} cannot be made: {error.strerror}") from None
     with locked(out, "data"):
         if (out / MANIFEST).exists():
-            return _finished(out, settings, progress)
+            return _finished(out, settings, tokenizer, progress)
         state = begun(out, settings, tokenizer.dtype)
         inputs = [entry for group in planned for entry in group]
-        _check_room(out, inputs, tokenizer, state)
+        _check_room(out, inputs, tokenizer, max_tokens, state)
         tokenizer.save(out / TOKENIZER)
         task = Task(str(out / TOKENIZER), tokenizer.fingerprint, field, strict)
         with Report(total_size(inputs), _done(inputs, state), show=progress) as report:
             done = _work(out, inputs, settings, state, tokenizer, task, workers, report)
             manifest = manifest_of(done, settings, tokenizer)
             if not manifest.tokens:
-                found = ", ".join(f"{kind}: {count}" for kind, count in manifest.bad_rows.items())
-                raise GSAError(f"data: there is no text in {', '.join(sources)}" + (f" ({found})" if found else ""))
+                raise no_text(sources, inputs, field, manifest.bad_rows)
             write_text(out / MANIFEST, manifest.to_json())
             (out / PROGRESS).unlink()
-        report.summary(manifest, str(out))
+        report.summary(manifest, str(out), tokenizer)
         return manifest
 
 
@@ -146,24 +148,32 @@ def _most_useful(inputs: list[Input]) -> int:
     return (total_size(inputs) or 0) // BLOCK + 1
 
 
-def _finished(out: Path, settings: dict[str, Any], show: bool) -> Manifest:
-    """The manifest of a folder that is done, if it is what was asked for and nothing is missing."""
-    manifest = Tokens.open(out).manifest
+def _finished(out: Path, settings: dict[str, Any], tokenizer: Tokenizer, show: bool) -> Manifest:
+    """The manifest of a folder that is done, if it is what was asked for and no shard is missing."""
+    tokens = Tokens.open(out)
+    manifest = tokens.manifest
     then = {**manifest.options, "sources": manifest.sources, "tokenizer": manifest.tokenizer.fingerprint}
+    times = then.pop(TIMES, None)
     compare(out, then, settings)
     (out / PROGRESS).unlink(missing_ok=True)
+    try:
+        tokens.check_tokenizer()
+    except GSAError:
+        tokenizer.save(out / TOKENIZER)  # it has the fingerprint of the one that made the shards
+        tokens.check_tokenizer()
+    if show and times not in (None, settings[TIMES]):
+        print(f"data: note: the sources were changed after {out} was made; it has what was there then", file=sys.stderr)
     if show:
         print(f"{out}: already done, {manifest.tokens:,} tokens, {manifest.documents:,} documents", file=sys.stderr)
     return manifest
 
 
-def _check_room(out: Path, inputs: list[Input], tokenizer: Tokenizer, state: Progress) -> None:
+def _check_room(out: Path, inputs: list[Input], tokenizer: Tokenizer, max_tokens: int | None, state: Progress) -> None:
     """Raises if the disk is surely too small: at six bytes of text per token, more than nearly all text has."""
-    text = sum(entry.size or 0 for entry in inputs if entry.kind == "text")
-    rows = sum(entry.size or 0 for entry in inputs if entry.kind != "text")
-    per_token = 1 if tokenizer.vocab_size <= 257 else 6
+    tokens = sum(entry.text_size for entry in inputs) // (1 if tokenizer.vocab_size <= 257 else 6)
+    tokens = tokens if max_tokens is None else min(tokens, max_tokens)
     written = sum(shard.tokens_size for shard in state.shards)
-    needed = (text + rows // 2) // per_token * np.dtype(tokenizer.dtype).itemsize - written
+    needed = tokens * np.dtype(tokenizer.dtype).itemsize - written
     free = shutil.disk_usage(out).free
     if needed > free:
         raise GSAError(

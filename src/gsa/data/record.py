@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gsa.data.documents import Encoded
-from gsa.data.shards import Manifest, Shard, check_shard, checked
+from gsa.data.shards import TOKENIZER, Manifest, Shard, check_shard, checked
 from gsa.data.sources import Input
 from gsa.data.tokenizer import Tokenizer
 from gsa.data.writer import write_text
@@ -19,8 +20,9 @@ from gsa.errors import GSAError
 from gsa.files import UNFINISHED, read_json
 
 PROGRESS = "progress.json"
-IN_MANIFEST = ("field", "shard_tokens", "exclude", "max_tokens", "files")
-HASHES = ("files", "times of change")
+TIMES = "times of change"
+HASHES = ("files", TIMES)
+IN_MANIFEST = ("field", "shard_tokens", "exclude", "max_tokens", *HASHES)
 
 
 @dataclass(frozen=True)
@@ -68,8 +70,8 @@ def settings_of(
         "shard_tokens": shard_tokens,
         "exclude": list(exclude),
         "max_tokens": max_tokens,
-        "files": _hash([[entry.name, entry.kind, entry.size] for entry in flat]),
-        "times of change": _hash([entry.changed for entry in flat]),
+        "files": _hash([[entry.name, entry.kind, entry.version or entry.size] for entry in flat]),
+        TIMES: _hash([entry.changed for entry in flat]),
     }
 
 
@@ -101,7 +103,8 @@ def compare(out: Path, then: dict[str, Any], now: dict[str, Any]) -> None:
 
 def _short(name: str, value: Any) -> str:
     if name == "sources":  # their sizes are among the files
-        return ", ".join(str(source.get("name")) for source in value)
+        sources = value if isinstance(value, list) else [value]
+        return ", ".join(str(source.get("name") if isinstance(source, dict) else source) for source in sources)
     return value[:12] if isinstance(value, str) else json.dumps(value)
 
 
@@ -111,7 +114,7 @@ def record(out: Path, settings: dict[str, Any], progress: Progress) -> None:
 
 
 def begun(out: Path, settings: dict[str, Any], dtype: str) -> Progress:
-    """How far the work in a folder is; a new folder gets a record that it was begun."""
+    """How far the work in a folder is; a new folder, and one without any shard yet, gets a record that it was begun."""
     if not (out / PROGRESS).exists():
         others = [path.name for path in out.iterdir() if not path.name.endswith(UNFINISHED)]
         if others:
@@ -122,8 +125,12 @@ def begun(out: Path, settings: dict[str, Any], dtype: str) -> Progress:
     then = values.get("settings")
     if not isinstance(then, dict):
         raise GSAError(f"{out / PROGRESS}: it has no settings; remove the folder")
-    compare(out, then, settings)
     progress: Progress = checked(Progress, values.get("progress"), str(out / PROGRESS))
+    if not progress.shards:
+        shutil.rmtree(out / TOKENIZER, ignore_errors=True)
+        record(out, settings, Progress())
+        return Progress()
+    compare(out, then, settings)
     for shard in progress.shards:
         check_shard(out, shard, dtype)
     return progress

@@ -7,9 +7,13 @@ import time
 from types import TracebackType
 from typing import Any
 
+from gsa.data.documents import Findings
 from gsa.data.shards import Manifest
+from gsa.data.tokenizer import Tokenizer
 
 LINE_SECONDS = 30.0
+LETTERS = ["a", "Z", "7", "\n", "\t", "~", "é", "я", "א", "東", "ไ", "😀"]
+"""What to try a tokenizer with."""
 
 
 class Report:
@@ -70,7 +74,7 @@ class Report:
         left = (self.total - self._bytes) / speed
         return f"{line}, {100 * self._bytes / max(self.total, 1):.0f}%, {left / 60:.0f} min left"
 
-    def summary(self, manifest: Manifest, folder: str) -> None:
+    def summary(self, manifest: Manifest, folder: str, tokenizer: Tokenizer) -> None:
         """The last word: counts, speed, and what was left out."""
         if not self.show:
             return
@@ -81,13 +85,20 @@ class Report:
             f"shards, {manifest.text_bytes / manifest.tokens:.2f} bytes per token",
             f"{seconds:.1f} s, {made / max(seconds, 1e-9):,.0f} tokens/s",
         ]
-        lines += problems(manifest)
+        lines += problems(manifest) + losses(tokenizer)
         print("\n".join(lines), file=sys.stderr, flush=True)
 
 
-def problems(manifest: Manifest) -> list[str]:
+def problems(found: Manifest | Findings) -> list[str]:
     """A line for each kind of thing that was left out or replaced."""
-    lines = [f"left out: {count:,} rows ({kind})" for kind, count in sorted(manifest.bad_rows.items())]
-    if manifest.undecodable_bytes:
-        lines.append(f"replaced: {manifest.undecodable_bytes:,} bytes that are not UTF-8")
+    lines = [f"left out: {count:,} rows ({kind})" for kind, count in sorted(found.bad_rows.items())]
+    if found.undecodable_bytes:
+        lines.append(f"replaced: {found.undecodable_bytes:,} bytes that are not UTF-8")
     return lines
+
+
+def losses(tokenizer: Tokenizer) -> list[str]:
+    """A line if there are characters, of a few of all kinds, that do not come back from the tokenizer's ids."""
+    encoded = zip(LETTERS, tokenizer.encode(LETTERS), strict=True)
+    lost = [repr(letter) for letter, ids in encoded if letter not in tokenizer.decode(ids)]
+    return [f"note: the tokenizer loses or changes characters; of those tried: {', '.join(lost)}"] if lost else []

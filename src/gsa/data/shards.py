@@ -5,8 +5,8 @@
     documents-00000.npy    int64: positions in the shard at which documents begin; one may go on into the next shard
     tokenizer/             the tokenizer as a Hugging Face folder
 
-Nothing here needs more than numpy. A file that is missing, cut short or of another kind is found when the folder is
-opened; a changed byte by `Tokens.verify`.
+Nothing here but a check of the tokenizer needs more than numpy. A file that is missing, cut short or of another kind is
+found when the folder is opened; a changed byte by `Tokens.verify`.
 """
 
 from __future__ import annotations
@@ -195,11 +195,26 @@ class Tokens:
         return hashlib.sha256("".join(hashes).encode()).hexdigest()
 
     def verify(self) -> None:
-        """Raises for the first file whose bytes are not those that were written."""
+        """Raises for the first file whose bytes are not those that were written, and for another tokenizer."""
+        self.check_tokenizer()
         for shard in self.manifest.shards:
             for name, expected in ((shard.tokens, shard.tokens_sha256), (shard.documents, shard.documents_sha256)):
                 if sha256(self.folder / name) != expected:
                     raise GSAError(f"{self.folder / name}: its bytes have changed since it was written (sha256)")
+
+    def check_tokenizer(self) -> None:
+        """Raises if the tokenizer beside the shards is missing, or not the one that made them."""
+        from gsa.data.tokenizer import load_tokenizer
+
+        path = self.folder / TOKENIZER
+        if not path.is_dir():
+            raise GSAError(f"{path}: the folder is missing; the command that made {self.folder} writes it again")
+        found = load_tokenizer(path).fingerprint
+        if found != self.tokenizer.fingerprint:
+            raise GSAError(
+                f"{path}: its fingerprint is {found[:12]}, expected {self.tokenizer.fingerprint[:12]}, that of the "
+                f"tokenizer of the shards; the command that made {self.folder} writes it again"
+            )
 
     def read(self, begin: int, end: int) -> Ids:
         """The ids at positions begin to end (not included), from as many shards as that takes."""

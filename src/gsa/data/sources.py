@@ -4,23 +4,26 @@
     a folder     all files in it and beneath it, in the order of their names, but not hidden ones
     hf:NAME      a dataset of the Hugging Face Hub or a local folder, streamed; hf:NAME:SPLIT, hf:NAME:CONFIG:SPLIT
 
-Text and .jsonl may be compressed (.gz, .zst). A .json file whose first line is an object with the field is read as
-.jsonl, since many corpora are published so; any other is text.
+Text and .jsonl may be compressed (.gz, .zst). A .json file whose first line is an object is read as .jsonl, since many
+corpora are published so; one that is an array is refused; any other is text.
 """
 
 from __future__ import annotations
 
+import codecs
+import hashlib
 import json
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from gsa.data.optional import first_line, hub_failures, optional
-from gsa.data.streams import COMPRESSIONS, MAGIC, Stream, zstandard
+from gsa.data.streams import COMPRESSIONS, LONGEST_ROW, MAGIC, Stream, zstandard
 from gsa.errors import GSAError
 
 ROWS = {".jsonl", ".ndjson"}
@@ -28,6 +31,7 @@ ARCHIVES = ("7z", "bz2", "rar", "tar", "tgz", "xz", "zip")
 OTHERS = ("arrow", "bin", "docx", "epub", "gif", "jpeg", "jpg", "mp3", "mp4", "npy", "npz", "pdf", "pkl", "png", "pt")
 # What is surely no text, so that the message can be about the format rather than about a byte in it.
 BINARY = {f".{name}" for name in (*ARCHIVES, *OTHERS)}
+TEXT_COLUMNS = ("string", "large_string", "string_view", "binary", "large_binary", "binary_view", "null")
 SNIFFED = 1 << 16
 
 
@@ -43,32 +47,47 @@ class Input:
     size: int | None = None
     """Bytes on disk, None for a stream."""
     changed: int | None = None
-    """When the file was changed last, in nanoseconds."""
+    """When the file was changed last, in nanoseconds; of a local dataset, the last one of its files."""
+    text_size: int = 0
+    """Bytes of text that are surely in it, packed or not."""
+    version: str | None = None
+    """Of a dataset: the commit on the Hub, or a hash of the names and sizes of its local files."""
 
 
 def plan(
-    sources: Sequence[str], *, field: str = "text", exclude: Sequence[str] = (), leave_out: Path | None = None
+    sources: Sequence[str], *, field: str = "text", exclude: Sequence[str] = (), leave_out: Sequence[Path] = ()
 ) -> list[list[Input]]:
-    """The inputs of each source, in order; raises for what cannot be read, before anything is."""
+    """The inputs of each source, in order; raises for what cannot be read, before anything is.
+
+    `leave_out` are folders and files of our own that may be in a source.
+    """
     if not sources:
         raise GSAError("data: no source was given; expected files, folders or hf:NAME")
-    inputs = [_of_source(source, field, exclude, leave_out) for source in sources]
+    unused = set(exclude)
+    inputs = [_of_source(source, field, exclude, unused, leave_out) for source in sources]
+    for pattern in exclude:
+        if pattern in unused:
+            raise GSAError(f"data: exclude: {pattern!r} fits no file")
     if not any(inputs):
         raise GSAError(f"data: {', '.join(sources)}: every file is excluded")
     return inputs
 
 
-def _of_source(source: str, field: str, exclude: Sequence[str], leave_out: Path | None) -> list[Input]:
+def _of_source(
+    source: str, field: str, exclude: Sequence[str], unused: set[str], leave_out: Sequence[Path]
+) -> list[Input]:
+    """The inputs of one source; patterns that fit a file are taken out of `unused`."""
     if source.startswith("hf:"):
         return [_of_hub(source.removeprefix("hf:"), field)]
     path = Path(source)
     if path.is_dir():
-        files = [file for file in _files(path, leave_out) if not _excluded(file, path, exclude)]
+        found = _files(path, leave_out)
+        files = [file for file in found if not _excluded(file, path, exclude, unused)]
         if not files:
-            raise GSAError(f"data: folder {source} has no files" + (" that are not excluded" if exclude else ""))
+            raise GSAError(f"data: folder {source} has no files" + (" that are not excluded" if found else ""))
         return [_of_file(file, field) for file in files]
     if path.exists():
-        return [] if _excluded(path, path.parent, exclude) else [_of_file(path, field)]
+        return [] if _excluded(path, path.parent, exclude, unused) else [_of_file(path, field)]
     if path.is_absolute() or source.startswith((".", "~")) or path.suffix or source.count("/") > 1:
         raise GSAError(f"data: there is no file or folder {source}")
     try:
@@ -77,15 +96,26 @@ def _of_source(source: str, field: str, exclude: Sequence[str], leave_out: Path 
         raise GSAError(f"data: there is no file or folder {source}; {str(error).removeprefix('data: ')}") from None
 
 
-def _files(folder: Path, leave_out: Path | None) -> list[Path]:
-    """All files in and beneath a folder, in the order of their paths, without hidden ones."""
-    found = []
-    left_out = None if leave_out is None else leave_out.resolve()
-    for place, folders, files in os.walk(folder, onerror=_unreadable):
+def _files(folder: Path, leave_out: Sequence[Path] = ()) -> list[Path]:
+    """All files in and beneath a folder, in the order of their paths, without hidden ones; each folder once."""
+    found: list[Path] = []
+    left_out = {path.resolve() for path in leave_out}
+    names = {path.name for path in left_out}
+    visited = set()
+    for name, folders, files in os.walk(folder, onerror=_unreadable, followlinks=True):
+        place, status = Path(name), os.stat(name)
+        if (status.st_dev, status.st_ino) in visited:  # by way of a link, which may also lead back
+            folders.clear()
+            continue
+        visited.add((status.st_dev, status.st_ino))
         folders[:] = sorted(
-            name for name in folders if not name.startswith(".") and (Path(place) / name).resolve() != left_out
+            name for name in folders if not name.startswith(".") and (place / name).resolve() not in left_out
         )
-        found += [Path(place) / name for name in files if not name.startswith(".")]
+        found += [
+            place / name
+            for name in files
+            if not name.startswith(".") and not (name in names and (place / name).resolve() in left_out)
+        ]
     return sorted(found, key=lambda path: path.parts)
 
 
@@ -93,10 +123,20 @@ def _unreadable(error: OSError) -> None:
     raise GSAError(f"data: {error.filename} cannot be read: {error.strerror}")
 
 
-def _excluded(path: Path, base: Path, patterns: Sequence[str]) -> bool:
-    """Whether a pattern fits a file's name, or its path below the source."""
-    inside = path.relative_to(base).as_posix()
-    return any(fnmatch(path.name, pattern) or fnmatch(inside, pattern) for pattern in patterns)
+def _excluded(path: Path, base: Path, patterns: Sequence[str], unused: set[str]) -> bool:
+    """Whether a pattern fits a file or a folder it is in: the name, the path below the source, or the path as given."""
+    inside = path.relative_to(base)
+    places = [inside, *list(inside.parents)[:-1]]
+    fitting = set()
+    for pattern in patterns:
+        plain = PurePath(pattern).as_posix()  # without ./ in front or / behind
+        names = [place.name for place in places] + [place.as_posix() for place in places]
+        if "/" in plain:
+            names += [(base / place).as_posix() for place in places]
+        if any(fnmatch(name, plain) for name in names):
+            fitting.add(pattern)
+    unused -= fitting
+    return bool(fitting)
 
 
 def _of_file(path: Path, field: str) -> Input:
@@ -111,14 +151,14 @@ def _of_file(path: Path, field: str) -> Input:
     if suffix in BINARY or (compression and suffix == ".parquet"):
         raise GSAError(f"data: {path}: {suffix} files are not read; unpack or convert it, or leave it out (--exclude)")
     if suffix == ".parquet":
-        _check_parquet(path, field)
-        kind = "parquet"
+        kind, text_size = "parquet", _parquet_text(path, field)
     else:
-        kind = _sniffed(path, compression, suffix, field)
-    return Input(str(path), kind, compression, status.st_size, status.st_mtime_ns)
+        kind = _sniffed(path, compression, suffix)
+        text_size = status.st_size if kind == "text" else 0
+    return Input(str(path), kind, compression, status.st_size, status.st_mtime_ns, text_size)
 
 
-def _sniffed(path: Path, compression: str | None, suffix: str, field: str) -> str:
+def _sniffed(path: Path, compression: str | None, suffix: str) -> str:
     """Whether a file is text or rows, by its name and its beginning; raises for what is neither."""
     if compression == "zst":
         zstandard()
@@ -126,39 +166,68 @@ def _sniffed(path: Path, compression: str | None, suffix: str, field: str) -> st
         with open(path, "rb") as file:
             begins = file.read(4)
             file.seek(0)
-            head = Stream(file, compression).read(SNIFFED)
+            stream = Stream(file, compression)
+            head = stream.read(SNIFFED)
+            first = _first_line(stream, head) if suffix == ".json" else b""
     except OSError as error:
         raise GSAError(f"data: {path} cannot be read: {error.strerror}") from None
     if compression and begins and not begins.startswith(MAGIC[compression]):
         raise GSAError(f"data: {path} is not compressed as its name says ({compression})")
-    if b"\0" in head:
+    if head.count(0) * 100 > len(head) or head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise GSAError(
-            f"data: {path} has zero bytes, so it is binary or UTF-16; expected text in UTF-8. Convert it, or leave it "
-            "out (--exclude)"
+            f"data: {path} has many zero bytes or the mark of UTF-16, so it is binary or UTF-16; expected text in "
+            "UTF-8. Convert it, or leave it out (--exclude)"
         )
-    if suffix == ".json":
-        try:
-            first = json.loads(head.partition(b"\n")[0])
-        except ValueError:
-            return "text"
-        return "jsonl" if isinstance(first, dict) and field in first else "text"
-    return "jsonl" if suffix in ROWS else "text"
+    if first.startswith(b"["):
+        raise GSAError(
+            f"data: {path} is one JSON array; expected an object in each line (.jsonl). Convert it, or leave it out "
+            "(--exclude)"
+        )
+    return "jsonl" if suffix in ROWS or _is_row(first) else "text"
 
 
-def _check_parquet(path: Path, field: str) -> None:
-    """Raises if a parquet file cannot be read, or has no column of text with this name."""
+def _first_line(stream: Stream, head: bytes) -> bytes:
+    """The first line that is not blank, or as much of it as a row may have and a little more."""
+    line, more = bytearray(), head.removeprefix(codecs.BOM_UTF8)
+    while more:
+        text, end, _ = (more if line else more.lstrip()).partition(b"\n")
+        line += text
+        if end or len(line) > LONGEST_ROW:
+            break
+        more = stream.read(SNIFFED)
+    return bytes(line)
+
+
+def _is_row(line: bytes) -> bool:
+    """Whether a line is a JSON object; one that is too long to tell is, by its beginning."""
+    if not line.startswith(b"{") or len(line) > LONGEST_ROW:
+        return line.startswith(b"{")
+    try:
+        json.loads(line.decode("utf-8", "replace"))
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _parquet_text(path: Path, field: str) -> int:
+    """How many bytes a column of text has on disk; raises if a parquet file cannot be read, or has no such column."""
     package, arrow = parquet()
     try:
         with package.ParquetFile(path) as file:
-            schema = file.schema_arrow
+            schema, about = file.schema_arrow, file.metadata
     except (OSError, arrow.ArrowException) as error:
         raise GSAError(f"data: {path} is not a whole parquet file: {error}") from None
     if field not in schema.names:
         raise GSAError(f"data: {path} has no column {field!r}; it has {', '.join(schema.names)} (--field)")
+    if schema.names.count(field) > 1:
+        raise GSAError(f"data: {path} has {schema.names.count(field)} columns {field!r}, expected one")
     kind = schema.field(field).type
     kind = kind.value_type if arrow.types.is_dictionary(kind) else kind
-    if not (arrow.types.is_string(kind) or arrow.types.is_large_string(kind)):
+    if not any(getattr(arrow.types, f"is_{name}")(kind) for name in TEXT_COLUMNS):
         raise GSAError(f"data: {path}: column {field!r} holds {kind}, expected string")
+    groups = [about.row_group(i) for i in range(about.num_row_groups)]
+    columns = [group.column(i) for group in groups for i in range(about.num_columns)]
+    return sum(column.total_compressed_size for column in columns if column.path_in_schema == field)
 
 
 def parquet() -> tuple[Any, Any]:
@@ -167,25 +236,51 @@ def parquet() -> tuple[Any, Any]:
 
 
 def _of_hub(name: str, field: str) -> Input:
-    dataset = open_dataset(name)
-    if dataset.features is not None and field not in dataset.features:
-        raise GSAError(f"data: dataset {name} has no field {field!r}; it has {', '.join(dataset.features)} (--field)")
-    return Input(name, "hf")
+    dataset, _, split = _parts_of(name)
+    with _dataset_errors(dataset, split):
+        version, changed = _version(dataset)
+    features = open_dataset(name, version).features
+    if features is not None and field not in features:
+        raise GSAError(f"data: dataset {name} has no field {field!r}; it has {', '.join(features)} (--field)")
+    return Input(name, "hf", changed=changed, version=version)
 
 
-def open_dataset(name: str) -> Any:
-    """The dataset NAME, NAME:SPLIT or NAME:CONFIG:SPLIT, streamed."""
-    datasets = optional("datasets", f"hf:{name}")
-    from huggingface_hub import HfApi
+def _version(dataset: str) -> tuple[str, int | None]:
+    """What tells a dataset from the same one at another time, and when its files were changed, if they are here."""
+    if not Path(dataset).exists():
+        from huggingface_hub import HfApi
 
+        # One look without the retries of a download: a name that is wrong is told at once.
+        return str(HfApi().dataset_info(dataset, timeout=10).sha), None
+    files = _files(Path(dataset)) if Path(dataset).is_dir() else [Path(dataset)]
+    status = {str(path): path.stat() for path in files}
+    sizes = json.dumps([[name, entry.st_size] for name, entry in status.items()])
+    changed = max((entry.st_mtime_ns for entry in status.values()), default=0)
+    return hashlib.sha256(sizes.encode()).hexdigest(), changed
+
+
+def open_dataset(name: str, version: str | None) -> Any:
+    """The dataset NAME, NAME:SPLIT or NAME:CONFIG:SPLIT, streamed; one of the Hub as it was at a commit."""
+    dataset, config, split = _parts_of(name)
+    revision = None if Path(dataset).exists() else version
+    with _dataset_errors(dataset, split):
+        return optional("datasets", f"hf:{name}").load_dataset(
+            dataset, config, split=split, streaming=True, revision=revision
+        )
+
+
+def _parts_of(name: str) -> tuple[str, str | None, str]:
+    """Dataset, config and split."""
+    optional("datasets", f"hf:{name}")
     dataset, *rest = name.split(":")
     if not dataset or len(rest) > 2 or not all(rest):
         raise GSAError(f"data: hf:{name}: expected hf:NAME, hf:NAME:SPLIT or hf:NAME:CONFIG:SPLIT")
-    config, split = [None, *(rest or ["train"])][-2:]
+    return dataset, rest[0] if len(rest) == 2 else None, rest[-1] if rest else "train"
+
+
+@contextmanager
+def _dataset_errors(dataset: str, split: str) -> Iterator[None]:
     try:
-        if not Path(dataset).exists():
-            # One look without the retries of a download: a name that is wrong is told at once.
-            HfApi().dataset_info(dataset, timeout=10)
-        return datasets.load_dataset(dataset, config, split=split, streaming=True)
+        yield
     except hub_failures() as error:
         raise GSAError(f"data: dataset {dataset!r}, split {split!r} cannot be opened: {first_line(error)}") from None

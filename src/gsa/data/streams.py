@@ -11,6 +11,8 @@ from gsa.data.optional import optional
 COMPRESSIONS = {".gz": "gz", ".zst": "zst"}
 MAGIC = {"gz": (b"\x1f\x8b",), "zst": (b"\x28\xb5\x2f\xfd", *(bytes([0x50 + i, 0x2A, 0x4D, 0x18]) for i in range(16)))}
 """How such files begin; in zst, what is to be skipped may come first."""
+LONGEST_ROW = 1 << 26
+"""A longer row of a .jsonl file is a bad one: it would have to be in memory as a whole."""
 # Little goes in at a time, as a byte may stand for thousands.
 GZ_INPUT, GZ_OUTPUT, ZST_INPUT = 1 << 16, 1 << 18, 1 << 11
 

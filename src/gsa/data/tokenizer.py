@@ -19,7 +19,9 @@ from numpy.typing import NDArray
 from gsa.data.shards import TokenizerInfo, token_dtype
 from gsa.errors import GSAError
 
+BUILT_IN = ("bytes", "mistral")
 JSON, CONFIG = "tokenizer.json", "tokenizer_config.json"
+BESIDE = ("special_tokens_map.json", "generation_config.json", "config.json", "chat_template.jinja")
 END_OF_TEXT = "<|endoftext|>"
 PIECE = 1 << 14
 """Longest text, in characters, that is encoded in one go."""
@@ -72,10 +74,12 @@ class Tokenizer(ABC):
         folder = Path(folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            for name, text in self.files().items():
+                write_text(folder / name, text)
         except FileExistsError:
             raise GSAError(f"tokenizer: {folder} is a file, expected a folder") from None
-        for name, text in self.files().items():
-            write_text(folder / name, text)
+        except OSError as error:
+            raise GSAError(f"tokenizer: {folder} cannot be written: {error.strerror}") from None
 
 
 def load_tokenizer(name: str | Path) -> Tokenizer:
@@ -94,6 +98,15 @@ def load_tokenizer(name: str | Path) -> Tokenizer:
     from gsa.data.tokenizer_json import downloaded
 
     return _from_files(text, downloaded(text))
+
+
+def tokenizer_paths(tokenizer: Tokenizer) -> list[Path]:
+    """The folder that a tokenizer came from and its files, so that they are not taken for text."""
+    path = Path(tokenizer.name)
+    if tokenizer.name in BUILT_IN or not path.exists():
+        return []
+    folder = path if path.is_dir() else path.parent
+    return [path, *(folder / name for name in (JSON, CONFIG, *BESIDE))]
 
 
 def _from_files(name: str, path: Path) -> Tokenizer:

@@ -12,23 +12,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gsa.data.optional import first_line, hub_failures
-from gsa.data.tokenizer import CONFIG, END_OF_TEXT, JSON, Tokenizer, checked_ids, fingerprint_of, pieces, utf8
+from gsa.data.tokenizer import BESIDE, CONFIG, END_OF_TEXT, JSON, Tokenizer, checked_ids, fingerprint_of, pieces, utf8
 from gsa.errors import GSAError
 from gsa.files import read_json
 
 GROUP = 1 << 18
 """Characters that are handed over at once: what comes back takes a hundred times the room."""
 KNOWN_ENDS = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>")
-BESIDE = ("special_tokens_map.json", "generation_config.json", "config.json", "chat_template.jinja")
 
 
 class JsonTokenizer(Tokenizer):
     """What a tokenizer.json describes, run by `tokenizers`."""
 
     def __init__(self, name: str, text: str, config: dict[str, Any], eos_id: int, chat_template: str | None = None):
+        content = json.loads(text)
+        if content["model"].get("dropout") is not None:  # merges left out by chance: the same text, other ids each time
+            content["model"]["dropout"] = None
+            text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
         self.name, self._text, self._config, self.eos_id = name, text, config, eos_id
         self._chat_template = chat_template
-        content = json.loads(text)
         self._run = _runner(name, text)
         self.vocab_size = max(self._run.get_vocab(with_added_tokens=True).values()) + 1
         without_prefix = _without_prefix(content)
@@ -40,7 +42,9 @@ class JsonTokenizer(Tokenizer):
         """A tokenizer from the text of tokenizer.json; the files beside it say which token ends a text."""
         config = read_json(path.with_name(CONFIG)) if path.with_name(CONFIG).exists() else {}
         template = path.with_name("chat_template.jinja")
-        eos_id = _end_of_text(path, _runner(name, text), config)
+        runner = _runner(name, text)
+        _check_config(path, runner, json.loads(text), config)
+        eos_id = _end_of_text(path, runner, config)
         return cls(name, text, config, eos_id, template.read_text() if template.exists() else None)
 
     def encode(self, texts: Sequence[str], *, continues: bool = False) -> list[NDArray[Any]]:
@@ -78,7 +82,11 @@ class JsonTokenizer(Tokenizer):
 
     def files(self) -> dict[str, str]:
         config = {key: value for key, value in self._config.items() if key != "auto_map"}
-        config |= {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": self._run.id_to_token(self.eos_id)}
+        config |= {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "eos_token": self._run.id_to_token(self.eos_id),
+            "split_special_tokens": True,  # as here: text is only text
+        }
         beside = {} if self._chat_template is None else {"chat_template.jinja": self._chat_template}
         return {JSON: self._text, CONFIG: json.dumps(config, indent=2) + "\n", **beside}
 
@@ -118,6 +126,48 @@ def _without_prefix(content: dict[str, Any]) -> dict[str, Any]:
         if isinstance(content[part], dict) and content[part].get("type") == "Prepend":
             content[part] = None
     return content
+
+
+def _check_config(path: Path, runner: Any, content: dict[str, Any], config: dict[str, Any]) -> None:
+    """Raises if the file beside tokenizer.json would have transformers give other ids than tokenizer.json says."""
+    prefix, says = _has_prefix(content), config.get("add_prefix_space")
+    differ = []
+    if isinstance(says, bool) and prefix is not None and prefix != says:
+        differ.append("add_prefix_space")
+    there = runner.get_added_tokens_decoder()
+    added = config.get("added_tokens_decoder")
+    for id_, token in added.items() if isinstance(added, dict) else ():
+        known = there.get(int(id_)) if str(id_).isdecimal() and isinstance(token, dict) else None
+        if known is None or known.content != token.get("content"):
+            differ.append(f"added token {id_}")
+        elif not (known.special and token.get("special")):  # how special ones are found in text is of no concern
+            flags = ("special", "single_word", "lstrip", "rstrip", "normalized")
+            if any(flag in token and token[flag] != getattr(known, flag) for flag in flags):
+                differ.append(f"added token {token['content']!r}")
+    if differ:
+        raise GSAError(
+            f"tokenizer: {path.parent}: {CONFIG} and {path.name} do not say the same ({', '.join(differ[:5])}); load "
+            "it with transformers and save it, which puts all into both"
+        )
+
+
+def _has_prefix(content: dict[str, Any]) -> bool | None:
+    """Whether a tokenizer puts a space in front of a text; None if it has no part that could."""
+    found: list[bool] = []
+
+    def visit(node: Any) -> None:
+        for entry in node if isinstance(node, list) else node.values() if isinstance(node, dict) else ():
+            visit(entry)
+        kind = node.get("type") if isinstance(node, dict) else None
+        if kind == "ByteLevel":
+            found.append(bool(node.get("add_prefix_space")))
+        elif kind == "Metaspace":
+            found.append(node.get("prepend_scheme", "always") != "never")
+        elif kind == "Prepend":
+            found.append(True)
+
+    visit([content.get("normalizer"), content.get("pre_tokenizer")])
+    return any(found) if found else None
 
 
 def _end_of_text(path: Path, runner: Any, config: dict[str, Any]) -> int:

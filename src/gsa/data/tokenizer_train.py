@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 
 from gsa.data.blocks import read_blocks
-from gsa.data.documents import Findings, texts
+from gsa.data.documents import Findings, no_text, texts
+from gsa.data.report import problems
 from gsa.data.sources import Input, plan
 from gsa.data.tokenizer import END_OF_TEXT, JSON, config_text, pieces
 from gsa.data.tokenizer_json import JsonTokenizer
 from gsa.errors import GSAError
 
 BYTES = 256
+LARGEST = 2**20
 WORDS = "|".join(
     (
         r" ?[\p{L}\p{M}]+",  # a word with the space before it
@@ -36,24 +42,28 @@ def train_tokenizer(
     field: str = "text",
     limit_bytes: int | None = None,
     exclude: Sequence[str] = (),
-    progress: bool = False,
+    progress: bool = True,
 ) -> JsonTokenizer:
     """A tokenizer of exactly `vocab_size` tokens, in a folder that `load_tokenizer` and transformers read.
 
     Any text comes back from its ids as it was. The same sources give the same tokenizer. `limit_bytes` ends the reading
-    after so many bytes of text.
+    after so many bytes of text. With `progress`, what was wrong with rows is shown, and on a terminal how far it is.
     """
     from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
     from tokenizers import Tokenizer as Runner
 
     if vocab_size < BYTES + 1:
         raise GSAError(f"tokenizer: vocab_size must be at least {BYTES + 1} (bytes and end of text), got {vocab_size}")
+    if vocab_size > LARGEST:
+        raise GSAError(f"tokenizer: vocab_size must be at most {LARGEST}, got {vocab_size}")
     if limit_bytes is not None and limit_bytes < 1:
         raise GSAError(f"tokenizer: limit_bytes must be at least 1, got {limit_bytes}")
+    if not str(out):
+        raise GSAError("tokenizer: out is empty, expected the name of a folder")
     out = Path(out)
     if (out / JSON).exists():
         raise GSAError(f"tokenizer: {out} has a {JSON} already; choose another folder")
-    inputs = [entry for group in plan(sources, field=field, exclude=exclude, leave_out=out) for entry in group]
+    inputs = [entry for group in plan(sources, field=field, exclude=exclude, leave_out=[out]) for entry in group]
     runner = Runner(models.BPE())
     runner.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -66,24 +76,52 @@ def train_tokenizer(
         vocab_size=vocab_size,
         special_tokens=[END_OF_TEXT],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=progress,
+        show_progress=progress and sys.stderr.isatty(),
     )
-    runner.train_from_iterator(_read(inputs, field, limit_bytes), trainer)
-    if runner.get_vocab_size() != vocab_size:
-        raise GSAError(
-            f"tokenizer: the text has too little variety for {vocab_size} tokens; there are {runner.get_vocab_size()}"
+    findings = Findings(strict=False)
+    with _made(out):
+        read = _read(inputs, field, limit_bytes, findings)
+        first = next(read, None)
+        if first is None:
+            raise no_text(sources, inputs, field, findings.bad_rows)
+        runner.train_from_iterator(chain([first], read), trainer)
+        if runner.get_vocab_size() != vocab_size:
+            raise GSAError(
+                f"tokenizer: the text has too little variety for {vocab_size} tokens; there are "
+                f"{runner.get_vocab_size()}" + "".join(f"; {line}" for line in problems(findings))
+            )
+        config = json.loads(config_text(eos=END_OF_TEXT))
+        tokenizer = JsonTokenizer(
+            str(out), runner.to_str(pretty=True) + "\n", config, int(runner.token_to_id(END_OF_TEXT) or 0)
         )
-    config = json.loads(config_text(eos=END_OF_TEXT))
-    tokenizer = JsonTokenizer(
-        str(out), runner.to_str(pretty=True) + "\n", config, int(runner.token_to_id(END_OF_TEXT) or 0)
-    )
-    tokenizer.save(out)
+        tokenizer.save(out)
+    if progress:
+        for line in problems(findings):
+            print(line, file=sys.stderr)
     return tokenizer
 
 
-def _read(inputs: list[Input], field: str, limit_bytes: int | None) -> Iterator[str]:
-    """All text in pieces; what is wrong with rows is of no concern here."""
-    findings = Findings(strict=False)
+@contextmanager
+def _made(out: Path) -> Iterator[None]:
+    """A folder to write to, seen to before the long work; a new one is gone again if that fails."""
+    is_new = not out.exists()
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise GSAError(f"tokenizer: folder {out} cannot be made: {error.strerror}") from None
+    if not os.access(out, os.W_OK):
+        raise GSAError(f"tokenizer: folder {out} cannot be written to")
+    try:
+        yield
+    except BaseException:
+        if is_new:
+            with suppress(OSError):  # other files may be in it by now
+                out.rmdir()
+        raise
+
+
+def _read(inputs: list[Input], field: str, limit_bytes: int | None, findings: Findings) -> Iterator[str]:
+    """All text in pieces; what is wrong with rows is counted."""
     read = 0
     for block in read_blocks(inputs, field):
         for document in texts(block.parts, field, findings):

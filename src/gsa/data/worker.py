@@ -6,28 +6,30 @@ main script is imported in it, torch least of all, and Ctrl-C does not reach it.
 
 from __future__ import annotations
 
-import json
 import os
 import queue
 import subprocess
 import sys
 import traceback
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gsa.data.blocks import Block, Part
+from gsa.data.blocks import BLOCK, Block, Part
 from gsa.data.documents import Encoded, encode_parts
+from gsa.data.streams import LONGEST_ROW
 from gsa.errors import GSAError
 
-_START = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from gsa.data.worker import serve; serve(sys.argv[2])"
-)
+if TYPE_CHECKING:
+    from gsa.data.tokenizer import Tokenizer
+
+# Before the path is set, the current folder is on it: nothing may be imported until then that is not built in.
+_START = "import sys; sys.path[:] = sys.argv[2:]; from gsa.data.worker import serve; serve(sys.argv[1])"
 
 
 @dataclass(frozen=True)
@@ -51,26 +53,42 @@ class _Failure:
 
 def serve(descriptor: str) -> None:
     """The life of a worker: blocks come, tokens go, until there is nobody to send them to."""
-    from gsa.data.tokenizer import load_tokenizer
-
     connection: Connection[Any, Any] = Connection(int(descriptor))
     try:
         task: Task = connection.recv()
-        tokenizer = load_tokenizer(task.tokenizer)
-        if tokenizer.fingerprint != task.fingerprint:
-            raise GSAError(f"data: the tokenizer in {task.tokenizer} is not the one that was asked for")
+        tokenizer = _tried(lambda: _tokenizer(task))
         while True:
-            connection.send(_encoded(connection.recv(), task, tokenizer))
+            parts = connection.recv()
+            if isinstance(tokenizer, _Failure):
+                connection.send(tokenizer)
+            else:
+                connection.send(_tried(lambda: encode_parts(parts, task.field, task.strict, tokenizer)))  # noqa: B023
     except (EOFError, ConnectionError, KeyboardInterrupt):
         os._exit(0)
 
 
-def _encoded(parts: list[Part], task: Task, tokenizer: Any) -> Encoded | _Failure:
+def _tokenizer(task: Task) -> Tokenizer:
+    from gsa.data.tokenizer import load_tokenizer
+
+    tokenizer = load_tokenizer(task.tokenizer)
+    if tokenizer.fingerprint != task.fingerprint:
+        raise GSAError(f"data: the tokenizer in {task.tokenizer} is not the one that was asked for")
+    return tokenizer
+
+
+def _tried(work: Callable[[], Any]) -> Any:
+    """What a piece of work gives, or why it failed."""
     try:
-        return encode_parts(parts, task.field, task.strict, tokenizer)
+        return work()
     except GSAError as error:
         return _Failure(str(error), True)
-    except (ArithmeticError, AssertionError, LookupError, MemoryError, TypeError, RuntimeError):
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        # All there is, as whoever waits has to hear of it: `tokenizers` raises Exception itself for what it cannot
+        # encode, and a panic in it is not even one of those.
+        if type(error) is Exception:
+            return _Failure(f"data: the tokenizer cannot encode this: {error}", True)
         return _Failure(traceback.format_exc(), False)
 
 
@@ -79,7 +97,7 @@ class _Worker:
 
     def __init__(self, task: Task) -> None:
         self.connection, theirs = Pipe()
-        command = [sys.executable, "-c", _START, json.dumps(sys.path), str(theirs.fileno())]
+        command = [sys.executable, "-c", _START, str(theirs.fileno()), *sys.path]
         one_core = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         with theirs:
             self.process = subprocess.Popen(
@@ -115,6 +133,7 @@ class Workers:
         self._free: queue.Queue[_Worker] = queue.Queue()
         self._threads = ThreadPoolExecutor(count)
         self._ahead = 2 * count
+        self._most_bytes = 2 * BLOCK * self._ahead + LONGEST_ROW
         try:
             for _ in range(count):
                 self._workers.append(_Worker(task))
@@ -141,7 +160,7 @@ class Workers:
         under_way: deque[tuple[Block, Future[Encoded]]] = deque()
         for block in blocks:
             under_way.append((block, self._threads.submit(self._encode, block.parts)))
-            if len(under_way) > self._ahead:
+            while len(under_way) > self._ahead or sum(entry.size for entry, _ in under_way) > self._most_bytes:
                 first, result = under_way.popleft()
                 yield first, result.result()
         while under_way:

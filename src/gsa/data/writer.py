@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,7 @@ class ShardWriter:
     def close(self) -> None:
         """Gives up the shard that is not finished."""
         for row in self._rows or ():
-            row.file.close()
+            with suppress(OSError):  # a full disk does not take what is still to be written, and need not
+                row.file.close()
             row.unfinished.unlink(missing_ok=True)
         self._rows = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import ClassVar
@@ -61,6 +62,8 @@ class Engine:
             for parameter in model.parameters():
                 self._broadcast(parameter)
         if compile:
+            # torch's compiler looks for a gradient of each block's input, and torch then warns that there is none
+            warnings.filterwarnings("ignore", r"The \.grad attribute of a Tensor that is not a leaf", UserWarning)
             for block in model.model.layers:
                 block.compile()
         self._wrapped = self._wrap(LossOf(model, self.precision))

@@ -1,6 +1,7 @@
 """`gsa tokenizer train`, `gsa data prepare` and `gsa data check`, as one types them."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,9 @@ def test_from_text_to_tokens(tmp_path: Path, capsys: pytest.CaptureFixture) -> N
     ids = tokens.read(0, int(tokens.document_starts(1, tokens.length)[0]))
     assert AutoTokenizer.from_pretrained(tmp_path / "data" / "tokenizer").decode(ids[:-1]) == text
     code, out, _ = run(capsys, "data", "check", tmp_path / "data", "--json")
-    assert (code, json.loads(out)["tokens"]) == (0, tokens.length)
+    assert (code, json.loads(out)) == (0, summary)
+    code, out, _ = run(capsys, "data", "check", tmp_path / "data")
+    assert f"whole; {tokens.length:,} tokens in 2 documents" in out
 
     shard = tmp_path / "data" / "tokens-00000.npy"
     content = bytearray(shard.read_bytes())
@@ -73,6 +76,40 @@ def test_max_tokens_ends_at_a_block_and_is_part_of_the_record(
     assert "max_tokens" in err
 
 
+def test_options_arrive(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    (tmp_path / "in").mkdir()
+    row = json.dumps({"body": (ALICE.read_text() * 9)[:70_000]})
+    (tmp_path / "in" / "a.jsonl").write_text(row + '\n{"body": ""}\n')
+    (tmp_path / "in" / "b.log").write_text("noise")
+    options = ("--field", "body", "--exclude", " *.log, ")
+    code, out, err = run(
+        capsys, "tokenizer", "train", tmp_path / "in", "--vocab-size", "300", "--out", tmp_path / "tok", *options
+    )
+    assert (code, "300 tokens, fingerprint " in out) == (0, True), err
+    assert "left out: 1 rows (empty)" in err
+    options = ("--tokenizer", "bytes", "--processes", "1", *options)
+    code, out, _ = run(
+        capsys,
+        "data",
+        "prepare",
+        tmp_path / "in",
+        "--out",
+        tmp_path / "out",
+        "--shard-tokens",
+        "65536",
+        "--json",
+        *options,
+    )
+    assert (code, json.loads(out)["documents"], json.loads(out)["shards"]) == (0, 1, 2)
+    code, out, _ = run(capsys, "data", "check", tmp_path / "out")
+    assert "left out: 1 rows (empty)" in out
+    code, _, err = run(capsys, "data", "prepare", tmp_path / "in", "--out", tmp_path / "strict", "--strict", *options)
+    assert (code, "line 2" in err) == (2, True)
+    shutil.rmtree(tmp_path / "out" / "tokenizer")
+    code, _, err = run(capsys, "data", "check", tmp_path / "out")
+    assert (code, "tokenizer: the folder is missing" in err) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
@@ -81,6 +118,12 @@ def test_max_tokens_ends_at_a_block_and_is_part_of_the_record(
         (("data", "prepare", str(ALICE), "--out", "x"), "tokenizer"),
         (("data", "prepare", str(ALICE), "--tokenizer", "nowhere/at/all", "--out", "x"), "nowhere/at/all"),
         (("data", "prepare", str(ALICE), "--tokenizer", "bytes", "--out", "x", "--max-tokens", "0"), "max_tokens must"),
+        (("data", "prepare", str(ALICE), "--tokenizer", "bytes", "--out", ""), "out is empty"),
+        (
+            ("data", "prepare", str(ALICE), "--tokenizer", "bytes", "--out", "x", "--shard-tokens", "9"),
+            "at least 65536",
+        ),
+        (("data", "prepare", str(ALICE), "--tokenizer", "bytes", "--out", "x", "--exclude", "y"), "'y' fits no file"),
         (("data", "check", "nowhere"), "nowhere"),
         (("tokenizer", "train", str(ALICE), "--vocab-size", "10", "--out", "x"), "vocab_size must be at least 257"),
     ],

@@ -5,10 +5,13 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,7 +19,10 @@ import pytest
 from gsa.data import blocks, worker
 from gsa.data import prepare as module
 from gsa.data.prepare import prepare
+from gsa.data.record import Progress
 from gsa.data.shards import Tokens
+from gsa.data.sources import plan
+from gsa.data.tokenizer import load_tokenizer, tokenizer_paths
 from gsa.errors import GSAError
 from gsa.files import locked
 from tests.data.cases import PACK, contents, documents, jsonl, parquet, read_documents, text
@@ -161,6 +167,22 @@ def test_a_stop_at_any_record_changes_nothing(tmp_path: Path, monkeypatch: pytes
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
+@contextmanager
+def stopped_after(shards: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What is called here is interrupted when so many shards are on record."""
+    record = module.record
+
+    def stop(out: Path, settings: dict[str, object], progress: Progress) -> None:
+        record(out, settings, progress)
+        if len(progress.shards) == shards:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "record", stop)
+        with pytest.raises(KeyboardInterrupt):
+            yield
+
+
 def small(tmp_path: Path) -> str:
     (tmp_path / "in.txt").write_text(text(3000))
     return str(tmp_path / "in.txt")
@@ -173,7 +195,12 @@ def test_a_finished_folder_is_left_alone(tmp_path: Path, capsys: pytest.CaptureF
     before = contents(tmp_path / "out")
     os.utime(source)  # what is done stays done
     assert prepare([source], "bytes", tmp_path / "out", processes=1, strict=True) == first
-    assert "already done" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "already done" in err
+    assert "the sources were changed after" in err
+    assert contents(tmp_path / "out") == before
+    shutil.rmtree(tmp_path / "out" / "tokenizer")
+    prepare([source], "bytes", tmp_path / "out")
     assert contents(tmp_path / "out") == before
     (tmp_path / "out" / "tokens-00000.npy").write_bytes(b"")
     with pytest.raises(GSAError, match="0 bytes are there"):
@@ -187,43 +214,71 @@ def test_a_finished_folder_is_left_alone(tmp_path: Path, capsys: pytest.CaptureF
         ({"tokenizer": "bpe"}, r"tokenizer \("),
         ({"field": "body"}, r"field \(text, now body\)"),
         ({"shard_tokens": 7}, r"shard_tokens \(1000, now 7\)"),
-        ({"exclude": ["x"]}, r'exclude \(\[\], now \["x"\]\)'),
-        ({"sources": 2}, r"sources \(.*in\.txt, now .*in\.txt, .*in\.txt\)"),
+        ({"exclude": ["b.txt"]}, r'exclude \(\[\], now \["b.txt"\]\)'),
+        ({"sources": 2}, r"sources \(.*in, now .*in, .*in\)"),
         ({"longer": True}, "the files of the sources"),
     ],
 )
 def test_other_settings_are_refused_by_name(
     tmp_path: Path, bpe: str, monkeypatch: pytest.MonkeyPatch, change: dict[str, object], message: str, finished: bool
 ) -> None:
-    source = small(tmp_path)
+    (tmp_path / "in").mkdir()
+    for i, name in enumerate("ab"):
+        (tmp_path / "in" / f"{name}.txt").write_text(text(2000, i))
 
     def run(tokenizer: str = "bytes", sources: int = 1, longer: bool = False, **options: object) -> None:
         if longer:
-            (tmp_path / "in.txt").write_text(text(4000))
+            (tmp_path / "in" / "a.txt").write_text(text(4000))
         name = bpe if tokenizer == "bpe" else tokenizer
-        prepare([source] * sources, name, tmp_path / "out", **{"shard_tokens": 1000, "progress": False, **options})
+        prepare(
+            [str(tmp_path / "in")] * sources,
+            name,
+            tmp_path / "out",
+            **{"shard_tokens": 1000, "progress": False, **options},
+        )
 
     if finished:
         run()
     else:
-        with monkeypatch.context() as patch:
-            patch.setattr(module, "_work", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
-            with pytest.raises(KeyboardInterrupt):
-                run()
+        with stopped_after(1, monkeypatch):
+            run()
+    before = contents(tmp_path / "out")
     with pytest.raises(GSAError, match=message + r".*Remove the folder, or choose another"):
         run(**change)
-    assert not change.get("longer") or (tmp_path / "out").exists()
+    assert contents(tmp_path / "out") == before
 
 
 def test_a_source_touched_before_the_end_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = small(tmp_path)
-    with monkeypatch.context() as patch:
-        patch.setattr(module, "_work", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            prepare([source], "bytes", tmp_path / "out", progress=False)
+    with stopped_after(1, monkeypatch):
+        prepare([source], "bytes", tmp_path / "out", shard_tokens=1000, progress=False)
     os.utime(source, (1, 1))
     with pytest.raises(GSAError, match="the times of change of the sources"):
-        prepare([source], "bytes", tmp_path / "out", progress=False)
+        prepare([source], "bytes", tmp_path / "out", shard_tokens=1000, progress=False)
+
+
+def test_a_record_that_is_damaged_is_no_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = small(tmp_path)
+    with stopped_after(1, monkeypatch):
+        prepare([source], "bytes", tmp_path / "out", shard_tokens=1000, progress=False)
+    path = tmp_path / "out" / "progress.json"
+    values = json.loads(path.read_text())
+    for sources in (["x"], 5):
+        path.write_text(json.dumps({**values, "settings": {**values["settings"], "sources": sources}}))
+        with pytest.raises(GSAError, match=r"sources \([x5], now "):
+            prepare([source], "bytes", tmp_path / "out", shard_tokens=1000, progress=False)
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_a_stop_changes_nothing_where_the_tokens_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    corpus(tmp_path / "in")
+    options = {"shard_tokens": 3000, "max_tokens": 10_000, "processes": 1, "progress": False}
+    whole = prepare([str(tmp_path / "in")], "bytes", tmp_path / "whole", **options)
+    assert 10_000 <= whole.tokens < 12_500
+    with stopped_after(2, monkeypatch):
+        prepare([str(tmp_path / "in")], "bytes", tmp_path / "out", **options)
+    prepare([str(tmp_path / "in")], "bytes", tmp_path / "out", **options)
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
 def test_what_was_wrong_is_in_the_manifest_and_the_summary(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -240,8 +295,46 @@ def test_what_was_wrong_is_in_the_manifest_and_the_summary(tmp_path: Path, capsy
 
 def test_no_text_at_all_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("{}\n{}\n")
-    with pytest.raises(GSAError, match=r"there is no text in .*a\.jsonl \(field missing: 2\)"):
+    with pytest.raises(GSAError, match=r"there is no text in .*a\.jsonl \(field missing: 2\).* has no fields"):
         prepare([str(tmp_path / "a.jsonl")], "bytes", tmp_path / "out", progress=False)
+
+
+def test_a_field_that_is_not_there_is_told_and_the_corrected_command_works(tmp_path: Path, bpe: str) -> None:
+    (tmp_path / "a.jsonl").write_text('{"id": 1, "body": "words"}\n')
+    with pytest.raises(GSAError, match=r"--field is 'text', the first row has 'id', 'body'"):
+        prepare([str(tmp_path / "a.jsonl")], bpe, tmp_path / "out", progress=False)
+    prepare([str(tmp_path / "a.jsonl")], "bytes", tmp_path / "out", field="body", progress=False)
+    assert read_documents(tmp_path / "out") == ["words"]
+
+
+def test_nothing_of_the_current_folder_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = small(tmp_path)
+    (tmp_path / "json.py").write_text("raise SystemExit('this was run')")
+    monkeypatch.chdir(tmp_path)
+    assert prepare([source], "bytes", tmp_path / "out", progress=False).documents == 1
+
+
+def test_whatever_fails_in_a_worker_is_told() -> None:
+    def fail(error: BaseException) -> None:
+        raise error
+
+    class Panic(BaseException):
+        """As `tokenizers` raises it."""
+
+    assert worker._tried(lambda: 5) == 5
+    assert worker._tried(lambda: fail(GSAError("data: x"))) == worker._Failure("data: x", True)
+    told = worker._tried(lambda: fail(Exception("no such token")))
+    assert told == worker._Failure("data: the tokenizer cannot encode this: no such token", True)
+    assert "Panic: oh" in worker._tried(lambda: fail(Panic("oh"))).message
+
+
+def test_a_tokenizer_in_the_source_is_no_text(tmp_path: Path, bpe: str) -> None:
+    small(tmp_path)
+    shutil.copytree(bpe, tmp_path / "tokenizer")
+    for i, name in enumerate((tmp_path / "tokenizer", tmp_path / "tokenizer" / "tokenizer.json")):
+        options = {"leave_out": tokenizer_paths(load_tokenizer(name))}
+        assert [Path(entry.name).name for entry in plan([str(tmp_path)], **options)[0]] == ["in.txt"], i
+    assert tokenizer_paths(load_tokenizer("bytes")) == []
 
 
 def test_a_worker_that_dies_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,11 +380,13 @@ def test_a_full_disk_is_told_and_the_same_command_goes_on(tmp_path: Path, monkey
 
 
 def test_a_disk_that_is_too_small_is_told_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import shutil
-
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1))
+    source = small(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(5000, 0, 5000))
     with pytest.raises(GSAError, match="at least 0 MB are needed, 0 MB are free"):
-        prepare([small(tmp_path)], "bytes", tmp_path / "out", progress=False)
+        prepare([source], "bytes", tmp_path / "out", progress=False)
+    prepare([source], "bytes", tmp_path / "fits", max_tokens=2000, progress=False)
+    (tmp_path / "rows.jsonl").write_bytes(jsonl([""] * 1000 + ["x"]))
+    prepare([str(tmp_path / "rows.jsonl")], "bytes", tmp_path / "rows", progress=False)
 
 
 def test_a_folder_with_other_things_or_another_process_is_refused(tmp_path: Path) -> None:

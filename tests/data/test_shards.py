@@ -160,12 +160,17 @@ def test_a_changed_byte_is_found(folder: Path, tmp_path: Path, name: str) -> Non
         tokens.verify()
 
 
+def rename_end_of_text(tokenizer: Path) -> None:
+    for path in tokenizer.iterdir():
+        path.write_text(path.read_text().replace("<|endoftext|>", "</s>"))
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
         (lambda d: shutil.rmtree(d), "tokenizer: the folder is missing"),
         (lambda d: (d / "tokenizer.json").write_text("{"), "not a tokenizer.json"),
-        (lambda d: load_tokenizer("mistral").save(d), "tokenizer: its fingerprint is .*, expected "),
+        (lambda d: rename_end_of_text(d), "tokenizer: its fingerprint is .*, expected "),
     ],
 )
 def test_another_tokenizer_is_found(folder: Path, tmp_path: Path, damage: Callable[[Path], None], message: str) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gsa.data.report import losses
 from gsa.data.tokenizer import BytesTokenizer, Tokenizer, cut_before, load_tokenizer, pieces
 from gsa.data.tokenizer_train import train_tokenizer
 from gsa.errors import GSAError
@@ -151,15 +154,90 @@ def test_training_reads_rows_and_stops_at_the_limit(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"vocab_size": 256}, "vocab_size must be at least 257"),
+        ({"vocab_size": 2**20 + 1}, "vocab_size must be at most 1048576"),
+        ({"vocab_size": 300, "out": ""}, "out is empty"),
+        ({"vocab_size": 300, "out": "/dev/null"}, "folder /dev/null cannot be made"),
         ({"vocab_size": 4000}, "too little variety for 4000 tokens"),
         ({"vocab_size": 300, "limit_bytes": 0}, "limit_bytes must be at least 1"),
     ],
 )
-def test_what_cannot_be_trained(tmp_path: Path, options: dict[str, int], message: str) -> None:
+def test_what_cannot_be_trained(tmp_path: Path, options: dict[str, Any], message: str) -> None:
     (tmp_path / "a.txt").write_text("so few words")
     with pytest.raises(GSAError, match=message):
-        train_tokenizer([str(tmp_path / "a.txt")], out=tmp_path / "new", **options)
+        train_tokenizer([str(tmp_path / "a.txt")], **{"out": tmp_path / "new", **options})
     assert not (tmp_path / "new").exists()
+
+
+def test_training_tells_what_was_wrong_with_rows(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps({"body": "aaaa bbbb " * 20}) + "\n{}\n")
+    with pytest.raises(GSAError, match=r"there is no text in .*field missing: 2\); --field is 'text', .* has 'body'"):
+        train_tokenizer([str(tmp_path / "a.jsonl")], 260, tmp_path / "new")
+    with pytest.raises(GSAError, match=r"too little variety .*; left out: 1 rows \(field missing\)"):
+        train_tokenizer([str(tmp_path / "a.jsonl")], 300, tmp_path / "new", field="body")
+    assert not (tmp_path / "new").exists()
+    train_tokenizer([str(tmp_path / "a.jsonl")], 260, tmp_path / "new", field="body")
+    assert "left out: 1 rows (field missing)" in capsys.readouterr().err
+
+
+def edited(bpe: str, folder: Path, config: dict[str, Any] | None = None, **model: object) -> Path:
+    """A copy of a tokenizer with other settings."""
+    shutil.copytree(bpe, folder)
+    content = json.loads((folder / "tokenizer.json").read_text())
+    content["model"] |= model
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    if config is not None:
+        config |= {"eos_token": "<|endoftext|>", "tokenizer_class": "PreTrainedTokenizerFast"}
+        (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_no_merge_is_left_out_by_chance(bpe: str, tmp_path: Path) -> None:
+    plain, tokenizer = load_tokenizer(bpe), load_tokenizer(edited(bpe, tmp_path / "t", dropout=0.9))
+    assert tokenizer.encode([text(2000)])[0].tolist() == plain.encode([text(2000)])[0].tolist()
+    assert tokenizer.fingerprint == plain.fingerprint
+    assert json.loads(tokenizer.files()["tokenizer.json"])["model"]["dropout"] is None
+
+
+def test_a_tokenizer_of_others_is_saved_so_that_text_is_only_text(bpe: str, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = load_tokenizer(edited(bpe, tmp_path / "t", {"add_prefix_space": False}))
+    tokenizer.save(tmp_path / "saved")
+    other = AutoTokenizer.from_pretrained(tmp_path / "saved")
+    assert other(TEXTS[4])["input_ids"] == tokenizer.encode([TEXTS[4]])[0].tolist()
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"add_prefix_space": True}, "add_prefix_space"),
+        ({"added_tokens_decoder": {"400": {"content": "<new>", "special": False}}}, "added token 400"),
+        (
+            {"added_tokens_decoder": {"0": {"content": "<|endoftext|>", "special": False}}},
+            "added token '<|endoftext|>'",
+        ),
+        ({"added_tokens_decoder": {"x": 5}}, "added token x"),
+    ],
+)
+def test_a_config_that_would_change_ids_is_refused(
+    bpe: str, tmp_path: Path, config: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(GSAError, match=f"do not say the same \\({re.escape(message)}\\)"):
+        load_tokenizer(edited(bpe, tmp_path / "t", config))
+
+
+def test_what_a_tokenizer_loses_is_noted(tokenizer: Tokenizer, bpe: str, tmp_path: Path) -> None:
+    assert losses(tokenizer) == []
+    folder = edited(bpe, tmp_path / "t")
+    content = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps({**content, "normalizer": {"type": "Lowercase"}}))
+    assert losses(load_tokenizer(folder)) == ["note: the tokenizer loses or changes characters; of those tried: 'Z'"]
+
+
+def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").mkdir()
+    with pytest.raises(GSAError, match="cannot be written: Is a directory"):
+        BytesTokenizer().save(tmp_path)
 
 
 def test_a_tokenizer_is_not_written_over(tmp_path: Path, bpe: str) -> None:

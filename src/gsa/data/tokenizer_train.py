@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
+from threading import Thread
 
 from gsa.data.blocks import read_blocks
 from gsa.data.documents import Findings, no_text, texts
@@ -84,7 +86,7 @@ def train_tokenizer(
         first = next(read, None)
         if first is None:
             raise no_text(sources, inputs, field, findings.bad_rows)
-        runner.train_from_iterator(chain([first], read), trainer)
+        _interruptible(lambda: runner.train_from_iterator(chain([first], read), trainer))
         if runner.get_vocab_size() != vocab_size:
             raise GSAError(
                 f"tokenizer: the text has too little variety for {vocab_size} tokens; there are "
@@ -99,6 +101,21 @@ def train_tokenizer(
         for line in problems(findings):
             print(line, file=sys.stderr)
     return tokenizer
+
+
+def _interruptible(work: Callable[[], None]) -> None:
+    """Does the work in another thread: Ctrl-C is heard only between two lines of Python, not in a long call."""
+    result: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            work()
+            result.set_result(None)
+        except BaseException as error:  # raised again below
+            result.set_exception(error)
+
+    Thread(target=run, daemon=True).start()
+    result.result()
 
 
 @contextmanager

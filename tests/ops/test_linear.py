@@ -72,7 +72,14 @@ def test_any_size(isa: str, format: str, activations: str, N: int, K: int, count
     assert y.shape == (count, N)
     # A sum of few terms may come out close to zero, so errors are seen beside the size of the terms.
     size = x.double().norm(dim=1, keepdim=True) * weight.unpack().double().norm(dim=1)
-    assert ((y - expected(weight, x, activations)).abs() <= EXACT * size).all()
+    error = (y - expected(weight, x, activations)).abs()
+    exact = error <= EXACT * size
+    if activations == "int8":
+        # An activation halfway between two steps may be rounded to either: one in thousands, and its row is off by it.
+        _, step = quantise_activations(x)
+        assert int((~exact).any(1).sum()) <= 2
+        exact |= error <= step.double().amax() * weight.unpack().double().abs().amax() + EXACT * size
+    assert exact.all()
 
 
 @needs_native

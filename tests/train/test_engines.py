@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
-from importlib.util import find_spec
 
 import pytest
 import torch
@@ -458,7 +457,6 @@ def with_deepspeed(saved: dict[bool, Saved]) -> dict[tuple[int, bool], Course]:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(find_spec("deepspeed") is None, reason="deepspeed is an optional package")
 def test_deepspeed_trains_as_one_process(alone: dict[tuple[str, bool], Course]) -> None:
     """Every stage: the same losses, norms and weights; what one engine saved, the other resumes."""
     given = {tied: alone["single", tied].saved for tied in (True, False)}

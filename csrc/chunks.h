@@ -83,7 +83,7 @@ void read_rows(const Team& team, const GsaTensor& x, const Place& at, int per_he
 }
 
 // Says that this chunk's rows of x will be read next, by the members who will read them.
-void fetch_rows(const Team& team, const GsaTensor& x, const Place& at, int per_head) {
+inline void fetch_rows(const Team& team, const GsaTensor& x, const Place& at, int per_head) {
     if (x.data == nullptr) return;
     const int size = x.type == GSA_FLOAT64 ? 8 : x.type == GSA_FLOAT32 ? 4 : 2;
     const int begin = team.begin(per_head * at.tokens), end = team.end(per_head * at.tokens);

@@ -13,6 +13,7 @@ namespace gsa {
 struct OperatorKernels;
 struct LinearKernels;
 struct ScanKernels;
+struct DecodeKernels;
 
 struct Isa {
     const char* name;
@@ -20,6 +21,7 @@ struct Isa {
     const OperatorKernels* operators;
     const LinearKernels* linear;
     const ScanKernels* scan;
+    const DecodeKernels* decode;
 };
 
 const Isa& isa();  // the one in use

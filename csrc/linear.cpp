@@ -8,7 +8,7 @@ namespace gsa {
 namespace GSA_ISA {
 namespace {
 
-typedef void (*Rows)(const Matrix&, const Columns&, int first, const float* residual, float* y, int64_t row);
+typedef void (*Rows)(const Matrix&, const Columns&, int first, const float* residual, float* y, int64_t stride, int64_t row);
 
 template <int Bits, int C>
 Rows choose_quantised(int words_per_quad) {
@@ -40,7 +40,8 @@ Rows choose(int format, int words_per_quad, int columns) {
     }
 }
 
-void multiply(const Matrix& m, const Columns& columns, const float* residual, float* y, int64_t from, int64_t to) {
+void multiply(const Matrix& m, const Columns& columns, const float* residual, float* y, int64_t stride, int64_t from,
+              int64_t to) {
     const int rest = columns.count % kColumns;
     const Rows whole = choose(m.format, columns.words_per_quad, kColumns);
     const Rows last = choose(m.format, columns.words_per_quad, rest);
@@ -48,8 +49,17 @@ void multiply(const Matrix& m, const Columns& columns, const float* residual, fl
         // Columns innermost: the weights of a block of rows stay in the cache from one to the next.
         const int64_t row = block * kBlockRows;
         int c = 0;
-        for (; c + kColumns <= columns.count; c += kColumns) whole(m, columns, c, residual, y, row);
-        if (rest != 0) last(m, columns, c, residual, y, row);
+        for (; c + kColumns <= columns.count; c += kColumns) whole(m, columns, c, residual, y, stride, row);
+        if (rest != 0) last(m, columns, c, residual, y, stride, row);
+    }
+}
+
+void unpack(const Matrix& m, int64_t row, float* out) {
+    switch (m.format) {
+        case GSA_WEIGHT_FP32: unpack_dense<float>(m, row, out); break;
+        case GSA_WEIGHT_BF16: unpack_dense<BFloat16>(m, row, out); break;
+        case GSA_WEIGHT_INT8: unpack_quantised<8>(m, row, out); break;
+        default: unpack_quantised<4>(m, row, out);
     }
 }
 
@@ -80,7 +90,7 @@ uint64_t read(const void* bytes, int64_t count) {
 }  // namespace
 
 extern const LinearKernels linear_kernels;
-const LinearKernels linear_kernels = {read_input, place, quantise, words_per_quad, multiply, read};
+const LinearKernels linear_kernels = {read_input, place, quantise, words_per_quad, multiply, unpack, read};
 
 }  // namespace GSA_ISA
 }  // namespace gsa

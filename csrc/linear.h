@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "native.h"
+
 namespace gsa {
 
 // Quantised weights lie in blocks of 16 rows by 32 columns, so that the rows are the lanes of a vector: 64 bytes hold 16
@@ -21,6 +23,25 @@ struct Matrix {
     const uint16_t* scale;  // bf16 [blocks of rows, groups, 16]
     const uint8_t* zero;    // the same
 };
+
+static inline Matrix described(const GsaMatrix& matrix) {
+    Matrix m;
+    m.format = static_cast<int>(matrix.format);
+    m.N = matrix.N;
+    m.K = matrix.K;
+    m.blocks = (m.K + kBlockColumns - 1) / kBlockColumns;
+    m.group_blocks = matrix.group == 0 ? m.blocks : matrix.group / kBlockColumns;
+    m.groups = (m.blocks + m.group_blocks - 1) / m.group_blocks;
+    m.weight = matrix.weight;
+    m.scale = static_cast<const uint16_t*>(matrix.scale);
+    m.zero = static_cast<const uint8_t*>(matrix.zero);
+    return m;
+}
+
+static inline int64_t bytes_of(const Matrix& m) {
+    const int bits[] = {32, 16, 8, 4};
+    return m.N * m.K * bits[m.format] / 8;
+}
 
 struct Input {
     int kind;  // GSA_INPUT_...
@@ -47,9 +68,12 @@ struct LinearKernels {
     void (*place)(const Matrix& matrix, const Columns& columns);
     void (*quantise)(const Matrix& matrix, const Columns& columns);
     int (*words_per_quad)(bool portable);
-    // Rows from 16 * from to 16 * to (or N) of y [count, N] = W x + residual (or null).
-    void (*multiply)(const Matrix& matrix, const Columns& columns, const float* residual, float* y, int64_t from,
-                     int64_t to);
+    // Rows from 16 * from to 16 * to (or N) of y = W x + residual (or null); both [count, N], columns `stride` apart.
+    // A column's result does not depend on how many others there are.
+    void (*multiply)(const Matrix& matrix, const Columns& columns, const float* residual, float* y, int64_t stride,
+                     int64_t from, int64_t to);
+    // Row `row` of W as floats.
+    void (*unpack)(const Matrix& matrix, int64_t row, float* out);
     uint64_t (*read)(const void* bytes, int64_t count);
 };
 

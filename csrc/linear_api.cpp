@@ -68,27 +68,21 @@ struct Job {
 void work(void* context, int rank, int size) {
     const Job& job = *static_cast<const Job*>(context);
     const int64_t blocks = (job.matrix->N + kBlockRows - 1) / kBlockRows;
-    job.kernels->multiply(*job.matrix, *job.columns, job.residual, job.y, blocks * rank / size,
+    job.kernels->multiply(*job.matrix, *job.columns, job.residual, job.y, job.matrix->N, blocks * rank / size,
                           blocks * (rank + 1) / size);
 }
 
-Matrix described(const GsaMatrix& matrix) {
-    Matrix m;
-    m.format = static_cast<int>(matrix.format);
-    m.N = matrix.N;
-    m.K = matrix.K;
-    m.blocks = (m.K + kBlockColumns - 1) / kBlockColumns;
-    m.group_blocks = matrix.group == 0 ? m.blocks : matrix.group / kBlockColumns;
-    m.groups = (m.blocks + m.group_blocks - 1) / m.group_blocks;
-    m.weight = matrix.weight;
-    m.scale = static_cast<const uint16_t*>(matrix.scale);
-    m.zero = static_cast<const uint8_t*>(matrix.zero);
-    return m;
-}
+struct Unpacking {
+    const LinearKernels* kernels;
+    const Matrix* matrix;
+    float* out;
+};
 
-int64_t bytes_of(const Matrix& m) {
-    const int bits[] = {32, 16, 8, 4};
-    return m.N * m.K * bits[m.format] / 8;
+void unpack_share(void* context, int rank, int size) {
+    const Unpacking& unpacking = *static_cast<const Unpacking*>(context);
+    const Matrix& m = *unpacking.matrix;
+    for (int64_t row = m.N * rank / size; row < m.N * (rank + 1) / size; row++)
+        unpacking.kernels->unpack(m, row, unpacking.out + row * m.K);
 }
 
 struct Reading {
@@ -125,6 +119,14 @@ extern "C" int gsa_matvec(const GsaMatrix* matrix, int input, const float* x, co
     const int64_t useful = 1 + bytes_of(m) / kBytesPerThread;
     parallel(useful < threads ? static_cast<int>(useful) : threads, work, &job);
     return 0;
+}
+
+extern "C" void gsa_unpack(const GsaMatrix* matrix, float* out, int threads) {
+    using namespace gsa;
+    const Matrix m = described(*matrix);
+    Unpacking unpacking{isa().linear, &m, out};
+    const int64_t useful = 1 + 4 * m.N * m.K / kBytesPerThread;
+    parallel(useful < threads ? static_cast<int>(useful) : threads, unpack_share, &unpacking);
 }
 
 extern "C" uint64_t gsa_read(const void* const* parts, const int64_t* bytes, int64_t count, int threads) {

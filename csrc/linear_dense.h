@@ -32,7 +32,7 @@ GSA_INLINE Floats add_lanes(const Floats (&v)[4]) {
 // read straight ahead.
 template <class Weight, int C>
 GSA_INLINE void multiply_row(const Weight* w, const float* x, int64_t stride, int64_t K, Floats (&sums)[C]) {
-    constexpr int kTurns = C == 1 ? 3 : 1;  // sums in turn, or each product would wait for the one before
+    constexpr int kTurns = 3;  // sums in turn, or each product would wait for the one before
     Floats part[kTurns][2][C] = {};
     int64_t k = 0;
     const auto add = [&](Floats(&to)[2][C]) __attribute__((always_inline)) {
@@ -62,7 +62,8 @@ GSA_INLINE void multiply_row(const Weight* w, const float* x, int64_t stride, in
 }
 
 template <class Weight, int C>
-void multiply_dense(const Matrix& m, const Columns& columns, int first, const float* residual, float* y, int64_t row) {
+void multiply_dense(const Matrix& m, const Columns& columns, int first, const float* residual, float* y, int64_t stride,
+                    int64_t row) {
     const Weight* w = static_cast<const Weight*>(m.weight);
     const int64_t end = row + kBlockRows < m.N ? row + kBlockRows : m.N;
     for (; row < end; row += 4) {
@@ -74,10 +75,16 @@ void multiply_dense(const Matrix& m, const Columns& columns, int first, const fl
         for (int c = 0; c < C; c++) {
             float total[W];
             store(total, add_lanes({sums[0][c], sums[1][c], sums[2][c], sums[3][c]}));
-            const int64_t at = (first + c) * m.N + row;
+            const int64_t at = (first + c) * stride + row;
             for (int r = 0; r < rows; r++) y[at + r] = residual == nullptr ? total[r] : total[r] + residual[at + r];
         }
     }
+}
+
+template <class Weight>
+void unpack_dense(const Matrix& m, int64_t row, float* out) {
+    const Weight* w = static_cast<const Weight*>(m.weight) + row * m.K;
+    for (int64_t k = 0; k < m.K; k++) out[k] = widen(w[k]);
 }
 
 }  // namespace

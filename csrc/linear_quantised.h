@@ -143,7 +143,7 @@ struct IntegerBlock {
 // Sixteen rows of y from `row` on, in C columns.
 template <int Bits, int C, class Block>
 void multiply_quantised(const Matrix& m, const Columns& columns, int first, const float* residual, float* y,
-                        int64_t row) {
+                        int64_t stride, int64_t row) {
     const int64_t row_block = row / kBlockRows;
     const uint8_t* w = static_cast<const uint8_t*>(m.weight) + row_block * m.blocks * Format<Bits>::bytes;
     const int64_t group_row = row_block * m.groups;
@@ -165,10 +165,38 @@ void multiply_quantised(const Matrix& m, const Columns& columns, int first, cons
     }
     const int rows = m.N - row < kBlockRows ? static_cast<int>(m.N - row) : kBlockRows;
     for (int c = 0; c < C; c++) {
-        const int64_t at = (first + c) * m.N + row;
+        const int64_t at = (first + c) * stride + row;
         float out[kBlockRows];
         for (int l = 0; l < L; l++) store(out + W * l, sums[c][l]);
         for (int r = 0; r < rows; r++) y[at + r] = residual == nullptr ? out[r] : out[r] + residual[at + r];
+    }
+}
+
+// A row's bytes lie four by four, 64 apart.
+template <int Bits>
+void unpack_quantised(const Matrix& m, int64_t row, float* out) {
+    typedef Format<Bits> F;
+    const int64_t row_block = row / kBlockRows, lane = row % kBlockRows;
+    const uint8_t* w = static_cast<const uint8_t*>(m.weight) + row_block * m.blocks * F::bytes + 4 * lane;
+    for (int64_t block = 0; block < m.blocks; block++, w += F::bytes) {
+        uint8_t q[kBlockColumns];
+        for (int j = 0; j < F::chunks; j++) {
+            uint32_t four;
+            __builtin_memcpy(&four, w + 64 * j, sizeof(four));
+            if constexpr (Bits == 8) {
+                __builtin_memcpy(q + 4 * j, &four, sizeof(four));
+            } else {
+                const uint32_t low = four & 0x0f0f0f0f, high = (four >> 4) & 0x0f0f0f0f;
+                __builtin_memcpy(q + 8 * j, &low, sizeof(low));
+                __builtin_memcpy(q + 8 * j + 4, &high, sizeof(high));
+            }
+        }
+        const int64_t at = (row_block * m.groups + block / m.group_blocks) * kBlockRows + lane;
+        const float scale = bits<float>(static_cast<uint32_t>(m.scale[at]) << 16), zero = m.zero[at];
+        float weights[kBlockColumns];
+        for (int k = 0; k < kBlockColumns; k += W) store(weights + k, (load_floats(q + k) - zero) * scale);
+        const int64_t first = block * kBlockColumns, rest = m.K - first;
+        __builtin_memcpy(out + first, weights, sizeof(float) * (rest < kBlockColumns ? rest : kBlockColumns));
     }
 }
 

@@ -6,7 +6,7 @@
 
 #define GSA_API __attribute__((visibility("default")))
 /* Raised with every change of this file; Python refuses a library of another number. */
-#define GSA_ABI 3
+#define GSA_ABI 4
 
 #ifdef __cplusplus
 extern "C" {
@@ -77,9 +77,11 @@ typedef struct {
     void *dinitial_k, *dinitial_v;
 } GsaSlotAttention;
 
-/* One token per row. States [B, H, K, M] and [B, H, M, V], dense; `after` may be the same as `before`. */
+/* One token per row. States [B, H, K, M] and [B, H, M, V], dense; `after` may be the same as `before`. Row b has the
+   state of row places[b], if places are given. */
 typedef struct {
     int64_t batch;
+    const int64_t* places;
     int32_t heads, queries, readout, threads, wide;
     double scale;
     GsaTensor q, k, v, g, s, o; /* time is not used */
@@ -135,8 +137,47 @@ enum { GSA_ACTIVATIONS_FP32, GSA_ACTIVATIONS_INT8, GSA_ACTIVATIONS_INT8_PORTABLE
 /* residual [count, N] may be null, or y. Returns 0, or 1 if there is no memory. */
 GSA_API int gsa_matvec(const GsaMatrix* matrix, int input, const float* x, const float* norm, float epsilon, int count,
                        int activations, const float* residual, float* y, int threads);
+/* Every product once, one after the other, W x of the same x (as long as the longest row needs) to the same y: what the
+   kernels take for all weights of a model. Returns 0, or 1 if there is no memory. */
+GSA_API int gsa_products(const GsaMatrix* const* matrices, int64_t number, const float* x, int activations, float* y,
+                         int threads);
+/* W as floats, row by row. */
+GSA_API void gsa_unpack(const GsaMatrix* matrix, float* out, int threads);
 /* Reads all bytes of all parts and does nothing else: the exclusive or of its words. */
 GSA_API uint64_t gsa_read(const void* const* parts, const int64_t* bytes, int64_t count, int threads);
+
+/* ---- Decoding: a token for each of a few sequences, through all layers of a model of gated slot attention --------- */
+
+enum { GSA_ACTIVATION_NONE, GSA_ACTIVATION_SWISH, GSA_ACTIVATION_RELU, GSA_ACTIVATION_RELU2, GSA_ACTIVATION_SIGMOID };
+enum { GSA_NORM_NONE, GSA_NORM_FULL, GSA_NORM_HEADS };
+
+/* One block: norm, mixer, norm, MLP. The matrices q to g, and gate and up, have the same input. */
+typedef struct {
+    GsaMatrix q, k, v, f, g, o; /* g, the gate of the output, may have no weight */
+    GsaMatrix gate, up, down;
+    const float *mixer_norm, *output_norm, *mlp_norm;
+    float *keys, *values; /* [places, H, K, M], [places, H, M, V]: the states, changed in place */
+    double scale, temperature;
+    float mixer_epsilon, output_epsilon, mlp_epsilon;
+    int32_t heads, queries, key_width, value_width, slots; /* queries: heads of them per key/value head */
+    int32_t readout, feature_map, value_activation, output_activation, output_norm_kind;
+} GsaBlock;
+
+typedef struct {
+    int64_t width, number;
+    const GsaBlock* blocks;
+    GsaMatrix embeddings, head;
+    const float* norm;
+    float epsilon;
+    int32_t activations;
+} GsaDecoder;
+
+/* Token ids[i] for the sequence at places[i]; logits [count, vocabulary], for 1 to 16 different places. Returns 0, or 1 if
+   there is no memory. */
+GSA_API int gsa_decode(const GsaDecoder* decoder, const int64_t* ids, const int64_t* places, int count, float* logits,
+                       int threads);
+/* sizeof of GsaBlock and GsaDecoder. */
+GSA_API void gsa_decoder_sizes(int64_t sizes[2]);
 
 #ifdef __cplusplus
 }

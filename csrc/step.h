@@ -71,7 +71,7 @@ struct Step {
         for (int r = 0; r < R; r++)
             read(call.q, at(call.q, h * R + r), static_cast<T>(call.scale), q + r * whole_vectors<T>(K), K);
 
-        const int64_t unit = b * call.heads + h;
+        const int64_t unit = (call.places == nullptr ? b : call.places[b]) * call.heads + h;
         const T* keys = static_cast<const T*>(call.before_k) + unit * K * M;
         T* new_keys = static_cast<T*>(call.after_k) + unit * K * M;
         for (int i = 0; i < R * padded; i++) scores[i] = 0;

@@ -7,18 +7,34 @@ from typing import Any
 from jsonargparse import ActionYesNo, ArgumentParser
 
 
+SHORT = {"--max_tokens": "-n"}
+"""Options that have a short name too."""
+MAY_BE_LEFT_OUT = "prompt"
+"""The positional argument that has a default."""
+
+
 class Parser(ArgumentParser):
-    """Takes switches as `--json` or `--no-json`, a field `batch_size` as `--batch-size`, a list as several words."""
+    """Takes switches as `--json` or `--no-json`, and a field `batch_size` as `--batch-size`.
+
+    A list is several words, or an option that may be given several times.
+    """
 
     def add_argument(self, *names: Any, **options: Any) -> Any:
         if options.get("type") is bool:
             del options["type"]
             options["action"] = ActionYesNo(yes_prefix="", no_prefix="no-")
+        if names == (f"--{MAY_BE_LEFT_OUT}",):
+            names, options["nargs"] = (MAY_BE_LEFT_OUT,), "?"
         positional = not names[0].startswith("-")
-        if positional and getattr(options.get("action"), "_typehint", None) == list[str]:
-            del options["action"]  # which would take one word, and read YAML in it
-            options |= {"type": str, "nargs": "+", "metavar": names[0].removesuffix("s").upper()}
-        return super().add_argument(*dashed(list(names)), **options)
+        if getattr(options.get("action"), "_typehint", None) == list[str]:
+            options["type"] = str  # for the action would take one word, and read YAML in it
+            if positional:
+                del options["action"]
+                options |= {"nargs": "+", "metavar": names[0].removesuffix("s").upper()}
+            else:
+                options["action"] = "append"
+        short = [SHORT[name] for name in names if name in SHORT]
+        return super().add_argument(*short, *dashed(list(names)), **options)
 
 
 def dashed(args: list[str]) -> list[str]:

@@ -16,6 +16,12 @@ class ModelState:
     def __init__(self, layers: Sequence[State]):
         self.layers = tuple(layers)
 
+    @classmethod
+    def cat(cls, states: Sequence[ModelState]) -> ModelState:
+        """The sequences of all these states, in their order."""
+        layers = zip(*(state.layers for state in states), strict=True)
+        return cls([{name: torch.cat([part[name] for part in parts]) for name in parts[0]} for parts in layers])
+
     def map(self, function: Callable[[Tensor], Tensor]) -> ModelState:
         """The state with a function applied to every tensor."""
         return ModelState([{name: function(x) for name, x in layer.items()} for layer in self.layers])

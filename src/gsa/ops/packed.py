@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from gsa.errors import GSAError
+from gsa.ops.native import library
+from gsa.ops.native import linear as native
 from gsa.ops.native.linear import Matrix
 
 ROWS, COLUMNS = 16, 32  # of a block
@@ -71,8 +73,42 @@ class PackedWeight:
         N, K, group = layout.tolist()
         return cls(format, N, K, group or None, weight, tensors.get("scale"), tensors.get("zero"))
 
-    def unpack(self) -> Tensor:
-        """The weights as they are used, fp32 [N, K]."""
+    def unpack(self, out: Tensor | None = None) -> Tensor:
+        """The weights as they are used, fp32 [N, K]; those in fp32 themselves are not copied.
+
+        `out` is a flat fp32 tensor of at least N K numbers for the others, so that one serves many weights in turn.
+        """
+        if self.format == "fp32":
+            return self.weight
+        if out is not None and (out.dtype != torch.float32 or out.dim() != 1 or out.numel() < self.N * self.K):
+            raise GSAError(f"unpack: out is {out.dtype} {list(out.shape)}, expected torch.float32 [{self.N * self.K}]")
+        if not self.weight.is_cpu or library.unavailable(None) is not None:
+            plain = self._unpack()
+            return plain if out is None else out[: plain.numel()].view(self.N, self.K).copy_(plain)
+        if out is None:
+            out = torch.empty(self.N * self.K)
+        plain = out[: self.N * self.K].view(self.N, self.K)
+        native.unpack(self, plain)
+        return plain
+
+    def rows(self, indices: Tensor) -> Tensor:
+        """Rows of the weights, fp32 [..., K] for indices [...]: what an embedding reads."""
+        if self.scale is None or self.zero is None:
+            return self.weight[indices].float()
+        flat = indices.reshape(-1)
+        block, lane = flat // ROWS, flat % ROWS
+        q = self.weight[block, :, :, lane]  # [n, C, bits, 4]
+        if self.format == "int4":
+            q = torch.stack((q & 15, q >> 4), 3)
+        q = q.flatten(1)
+        scale, zero = (
+            x[block, :, lane].float().repeat_interleave(self.group or q.shape[1], 1)[:, : q.shape[1]]
+            for x in (self.scale, self.zero)
+        )
+        return (scale * (q.float() - zero))[:, : self.K].reshape(*indices.shape, self.K)
+
+    def _unpack(self) -> Tensor:
+        """The same in torch."""
         if self.scale is None or self.zero is None:
             return self.weight.float()
         q = _from_blocks(self.weight, BITS[self.format])

@@ -29,8 +29,8 @@ MOST_FEATURES, MOST_QUERIES = 1 << 24, 1 << 16
 """So that no index in C++ overflows."""
 
 _DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
-_READOUTS = {name: code for code, name in enumerate(("softmax", "identity", "swish", "relu", "relu2"))}
-assert _READOUTS.keys() == READOUTS.keys()
+READOUT_CODES = {name: code for code, name in enumerate(("softmax", "identity", "swish", "relu", "relu2"))}
+assert READOUT_CODES.keys() == READOUTS.keys()
 
 
 class CallTensor(Structure):
@@ -87,6 +87,7 @@ class _SlotAttention(Structure):
 class _Step(Structure):
     _fields_ = [
         ("batch", c_int64),
+        ("places", c_void_p),
         *tensor_fields(c_int32, "heads queries readout threads wide"),
         ("scale", c_double),
         *tensor_fields(CallTensor, "q k v g s o"),
@@ -277,7 +278,7 @@ def gsa_forward(
     final_k, final_v = empty((N, H, K, M), dtype), empty((N, H, M, V), dtype)
     kept_k = empty(kept_shape(q, v, cu_seqlens, keep, H, K, M), dtype)
     kept_v = empty(kept_shape(q, v, cu_seqlens, keep, H, M, V), dtype)
-    call = Call(_SlotAttention(readout=_READOUTS[readout]))
+    call = Call(_SlotAttention(readout=READOUT_CODES[readout]))
     call.shape(q, k, cu_seqlens, scale, keep)
     call.tensors(q=q, k=k, v=v, g=g, s=s, o=o, slots=None if keep == "nothing" else slots)
     call.states(dtype, initial_k=initial_k, initial_v=initial_v, final_k=final_k, final_v=final_v)
@@ -311,7 +312,7 @@ def gsa_backward(
     dq, dk, dv, dg = map(empty_like, (q, k, v, g))
     ds = None if s is None else empty_like(s)
     dinitial_k, dinitial_v = empty((N, H, K, M), dtype), empty((N, H, M, V), dtype)
-    call = Call(_SlotAttention(readout=_READOUTS[readout]))
+    call = Call(_SlotAttention(readout=READOUT_CODES[readout]))
     call.shape(q, k, cu_seqlens, scale, keep)
     call.tensors(q=q, k=k, v=v, g=g, s=s, slots=slots, d_o=do, dq=dq, dk=dk, dv=dv, dg=dg, ds=ds)
     call.states(dtype, kept_k=kept_k, kept_v=kept_v, dfinal_k=dfinal_k, dfinal_v=dfinal_v)
@@ -341,9 +342,10 @@ def gsa_step(
     call = Call(
         _Step(
             q.shape[0],
+            None,
             k.shape[1],
             q.shape[1] // k.shape[1],
-            _READOUTS[readout],
+            READOUT_CODES[readout],
             torch.get_num_threads(),
             dtype == torch.float64,
             scale,

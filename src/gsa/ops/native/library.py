@@ -16,7 +16,7 @@ import torch
 import gsa.ops.native
 from gsa.errors import BackendUnavailable, GSAError
 
-ABI = 3
+ABI = 4
 """Of csrc/native.h: a library with another number is a leftover of another version."""
 
 _FUNCTIONS = (
@@ -31,6 +31,10 @@ _FUNCTIONS = (
     "gsa_selective_scan",
     "gsa_selective_scan_size",
     "gsa_matvec",
+    "gsa_products",
+    "gsa_decode",
+    "gsa_decoder_sizes",
+    "gsa_unpack",
     "gsa_read",
 )
 

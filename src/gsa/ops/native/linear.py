@@ -36,12 +36,13 @@ class Matrix(ctypes.Structure):
 
 
 @lru_cache(None)
-def _functions() -> tuple[Any, Any]:
-    matvec, read = library().gsa_matvec, library().gsa_read
+def _functions() -> tuple[Any, Any, Any]:
+    matvec, read, unpack = library().gsa_matvec, library().gsa_read, library().gsa_unpack
     integer, pointer, size = ctypes.c_int, ctypes.c_void_p, ctypes.c_int64
     matvec.argtypes = [pointer, integer, pointer, pointer, ctypes.c_float, integer, integer, pointer, pointer, integer]
     read.argtypes, read.restype = [pointer, pointer, size, integer], ctypes.c_uint64
-    return matvec, read
+    unpack.argtypes, unpack.restype = [pointer, pointer, integer], None
+    return matvec, read, unpack
 
 
 def matvec(
@@ -71,6 +72,11 @@ def matvec(
     )
     if failed:
         raise GSAError("matvec: no memory for the activations")
+
+
+def unpack(weight: PackedWeight, out: Tensor) -> None:
+    """Fills out [N, K], fp32 and contiguous, with the weights."""
+    _functions()[2](weight.matrix().address, out.data_ptr(), torch.get_num_threads())
 
 
 class Reader:

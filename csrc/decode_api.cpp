@@ -1,0 +1,55 @@
+// The C functions of decode.h's kernels: working memory, and the number of threads.
+#include "decode.h"
+#include "isa.h"
+#include "memory.h"
+#include "native.h"
+
+namespace gsa {
+namespace {
+
+thread_local WorkingMemory memory;
+
+// Threads meet after every product: one that has less to read than this each time is not worth it.
+constexpr int64_t kBytesPerThread = 16 << 10;
+
+int useful(int threads, int64_t bytes, int64_t products) {
+    const int64_t most = 1 + bytes / products / kBytesPerThread;
+    return most < threads ? static_cast<int>(most) : threads;
+}
+
+}  // namespace
+}  // namespace gsa
+
+using namespace gsa;
+
+extern "C" int gsa_decode(const GsaDecoder* decoder, const int64_t* ids, const int64_t* places, int count, float* logits,
+                          int threads) {
+    const DecodeKernels& kernels = *isa().decode;
+    const DecodeCall call{*decoder, *isa().linear, ids, places, count, logits};
+    int64_t bytes = bytes_of(described(decoder->head));
+    for (int64_t i = 0; i < decoder->number; i++) {
+        const GsaBlock& block = decoder->blocks[i];
+        const GsaMatrix* const large[] = {&block.q, &block.o, &block.gate, &block.up, &block.down};
+        for (const GsaMatrix* matrix : large) bytes += bytes_of(described(*matrix));
+    }
+    threads = useful(threads, bytes, 4 * decoder->number + 1);
+    char* space = memory.get(kernels.decode_size(call, threads));
+    if (space == nullptr) return 1;
+    kernels.decode(call, threads, space);
+    return 0;
+}
+
+extern "C" int gsa_products(const GsaMatrix* const* matrices, int64_t number, const float* x, int activations, float* y,
+                            int threads) {
+    const DecodeKernels& kernels = *isa().decode;
+    const ProductsCall call{matrices, number, *isa().linear, x, activations, y};
+    char* space = memory.get(kernels.products_size(call, threads));
+    if (space == nullptr) return 1;
+    kernels.products(call, threads, space);
+    return 0;
+}
+
+extern "C" void gsa_decoder_sizes(int64_t sizes[2]) {
+    sizes[0] = sizeof(GsaBlock);
+    sizes[1] = sizeof(GsaDecoder);
+}

@@ -1,0 +1,113 @@
+// Activations on their way into products that a team of threads shares.
+#pragma once
+
+#include "chunks.h"
+#include "linear.h"
+#include "team.h"
+
+namespace gsa {
+namespace GSA_ISA {
+namespace {
+
+GSA_INLINE int64_t larger_of(int64_t a, int64_t b) { return a > b ? a : b; }
+
+// Room for `count` columns of any of some matrices.
+struct ColumnRoom {
+    int64_t blocks = 0, groups = 0;
+    int words_per_quad = 0;
+
+    void include(const GsaMatrix& matrix) {
+        if (matrix.weight == nullptr) return;
+        const Matrix m = described(matrix);
+        blocks = larger_of(blocks, m.blocks);
+        groups = larger_of(groups, m.groups);
+    }
+
+    Columns take(Arena& arena, int count) const {
+        Columns columns{};
+        columns.count = count;
+        columns.words_per_quad = words_per_quad;
+        columns.x = arena.take<float>(count * blocks * kBlockColumns);
+        columns.group_sum = arena.take<float>(count * groups);
+        columns.words = arena.take<int32_t>(count * blocks * (kBlockColumns / 4) * words_per_quad);
+        columns.block_scale = arena.take<float>(words_per_quad == 0 ? 0 : count * blocks);
+        return columns;
+    }
+};
+
+// The columns from `from` to `to` alone.
+GSA_INLINE Columns some(const Matrix& m, const Columns& all, int from, int to) {
+    Columns part = all;
+    part.count = to - from;
+    part.x += from * all.stride;
+    part.group_sum += from * m.groups;
+    part.words += from * m.blocks * (kBlockColumns / 4) * all.words_per_quad;
+    part.block_scale += from * m.blocks;
+    return part;
+}
+
+// A product that is to be done: y [count, stride] = W x + residual.
+struct ToDo {
+    const GsaMatrix* matrix;
+    float* y;
+    int64_t stride;
+    const float* residual;
+};
+
+// One thread of a team, with what it needs for products.
+struct Worker {
+    const LinearKernels& linear;
+    Team team;
+    Columns own, shared;
+
+    // Columns for a matrix, from what fill(column, out) writes. One column each thread makes for itself, which takes less
+    // than waiting for another to make it; more are shared out.
+    template <class Fill>
+    Columns columns(const GsaMatrix& matrix, Fill fill) {
+        const Matrix m = described(matrix);
+        const bool alone = shared.count == 1;
+        Columns all = alone ? own : shared;
+        all.stride = m.blocks * kBlockColumns;
+        const int from = alone ? 0 : team.begin(all.count), to = alone ? 1 : team.end(all.count);
+        for (int c = from; c < to; c++) {
+            float* out = all.x + c * all.stride;
+            fill(c, out);
+            for (int64_t k = m.K; k < all.stride; k++) out[k] = 0;
+        }
+        const Columns mine = some(m, all, from, to);
+        if (all.words_per_quad != 0)
+            linear.quantise(m, mine);
+        else
+            linear.place(m, mine);
+        if (!alone) team.wait();
+        return all;
+    }
+
+    // This thread's share of all rows of some products with the same columns, until all threads are done.
+    template <int Number>
+    void multiply(const Columns& columns, const ToDo (&products)[Number]) {
+        int64_t total = 0;
+        for (const ToDo& product : products) total += row_blocks(*product.matrix);
+        const int64_t from = total * team.rank / team.size, to = total * (team.rank + 1) / team.size;
+        int64_t first = 0;
+        for (const ToDo& product : products) {
+            const int64_t blocks = row_blocks(*product.matrix);
+            const int64_t begin = larger_of(from - first, 0), end = to - first < blocks ? to - first : blocks;
+            if (begin < end)
+                linear.multiply(described(*product.matrix), columns, product.residual, product.y, product.stride, begin,
+                                end);
+            first += blocks;
+        }
+        team.wait();
+    }
+
+   private:
+    // A matrix that is not there has no rows.
+    static int64_t row_blocks(const GsaMatrix& matrix) {
+        return matrix.weight == nullptr ? 0 : (matrix.N + kBlockRows - 1) / kBlockRows;
+    }
+};
+
+}  // namespace
+}  // namespace GSA_ISA
+}  // namespace gsa

@@ -1,0 +1,127 @@
+"""What a request for text is, from the user's side and from the engine's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from gsa.errors import GSAError
+from gsa.infer.reading import Reading
+from gsa.infer.sampling import Choice, Sampler, Sampling
+from gsa.infer.state import State
+
+if TYPE_CHECKING:
+    from gsa.infer.engine import Engine
+
+Alternatives = list[tuple[int, float]]
+"""Tokens with their log-probabilities, the likeliest first."""
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token that came out."""
+
+    id: int
+    logprob: float | None
+    """Its log-probability, if asked for."""
+    top: Alternatives | None
+    """The likeliest tokens in its place, if asked for."""
+    request: Generation
+    """The request it belongs to."""
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What came of a request."""
+
+    tokens: list[int]
+    reason: str
+    """Why it ended: "length", "stop" or "cancelled"."""
+    logprobs: list[float] | None
+    """Of every token, if asked for."""
+    top: list[Alternatives] | None
+    """Alternatives to every token, if asked for."""
+    prompt_tokens: int
+    cached_tokens: int
+    """Tokens of the prompt that were not read again, because an earlier one began with them."""
+    state: State | None
+    """What follows can go on from here, if it was to be kept."""
+
+
+class Generation:
+    """A request on its way, made by `Engine.submit`; it fills up while the engine steps."""
+
+    def __init__(self, engine: Engine, id: int, prompt_tokens: int, settings: Sampling):
+        self.id, self.prompt_tokens, self.cached_tokens = id, prompt_tokens, 0
+        self.tokens: list[int] = []
+        self.logprobs: list[float] | None = None if settings.logprobs is None else []
+        self.top: list[Alternatives] | None = None if settings.logprobs is None else []
+        self.reason: str | None = None
+        """None while it goes on, then "length", "stop", "cancelled" or "error"."""
+        self.error: str | None = None
+        """What went wrong."""
+        self.kept: State | None = None
+        """The state at the end, if it was to be kept."""
+        self._engine = engine
+
+    def __repr__(self) -> str:
+        return f"Generation({self.id}, {self.prompt_tokens} + {len(self.tokens)} tokens, {self.reason or 'not done'})"
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing more will come."""
+        return self.reason is not None
+
+    def cancel(self) -> None:
+        """Ends it and gives its place to another; what came out stays. Later calls do nothing."""
+        self._engine.cancel(self)
+
+    def state(self) -> State:
+        """The state after the prompt and all tokens so far: while it goes on, and at the end if it was to be kept."""
+        return self._engine.state_of(self)
+
+    def add(self, choice: Choice) -> Token:
+        """Takes a token in."""
+        self.tokens.append(choice.id)
+        if self.logprobs is not None and choice.logprob is not None:
+            self.logprobs.append(choice.logprob)
+        if self.top is not None and choice.top is not None:
+            self.top.append(choice.top)
+        return self.token(-1)
+
+    def token(self, index: int) -> Token:
+        """One of the tokens so far."""
+        logprob = None if self.logprobs is None else self.logprobs[index]
+        top = None if self.top is None else self.top[index]
+        return Token(self.tokens[index], logprob, top, self)
+
+    def completion(self) -> Completion:
+        """What came of it; raises if it is not done, or if that was an error."""
+        if self.reason is None or self.error is not None:
+            raise GSAError(self.error or f"request {self.id}: it is not done")
+        return Completion(
+            self.tokens, self.reason, self.logprobs, self.top, self.prompt_tokens, self.cached_tokens, self.kept
+        )
+
+
+@dataclass(eq=False)
+class Request:
+    """What the engine needs to know of a generation until it is done."""
+
+    generation: Generation
+    reading: Reading
+    sampler: Sampler
+    keep_state: bool
+    place: int | None = None
+    begun: bool = False
+    """Whether the prompt is read, and the place holds its state."""
+    unread: int | None = None
+    """The last token, while the model has not read it yet."""
+    logits: Tensor | None = None
+    """Scores of the next token, while there is no last token to read."""
+
+    @property
+    def done(self) -> bool:
+        return self.generation.done

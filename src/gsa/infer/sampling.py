@@ -1,0 +1,182 @@
+"""Which token comes next: the settings of a request, and the choice from the model's scores.
+
+A choice is a function of the scores, the settings and one random number of the request's own, so it does not matter
+which other requests are decoded beside it. Shape letters: V vocabulary, N requests.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gsa.errors import GSAError
+from gsa.options import check, number
+
+HEAD = 256
+"""Tokens, of the likeliest, among which the limit of top-p is looked for first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How a request is continued. Filters mean what they mean in transformers, and are applied in this order:
+    repetition penalty, temperature, top-k, top-p, min-p.
+
+    >>> Sampling(max_tokens=64, temperature=0.8, top_p=0.95, seed=1).greedy
+    False
+    """
+
+    max_tokens: int = number(256, least=0)
+    """Tokens at most; 0 reads the prompt and says nothing."""
+    temperature: float = number(0.0, least=0)
+    """What scores are divided by; 0 always takes the likeliest token, of several the one with the lowest id."""
+    top_k: int = number(0, least=0)
+    """So many of the likeliest tokens are left, and those as likely as the last of them; 0 leaves all."""
+    top_p: float = number(1.0, least=0)
+    """The likeliest tokens that together have this probability are left, at least one; of equals, lower ids first."""
+    min_p: float = number(0.0, least=0)
+    """Tokens with at least this share of the likeliest one's probability are left."""
+    repetition_penalty: float = number(1.0, above=0)
+    """What positive scores are divided by, and negative ones multiplied with, of tokens that stand in the request's
+    prompt or in what came out; tokens that were read into a state earlier are not known."""
+    seed: int | None = number(None, least=0)
+    """Of the random numbers; without one, they differ each time."""
+    stop: tuple[int, ...] = ()
+    """Tokens that end the text; they are not part of it."""
+    logprobs: int | None = number(None, least=0)
+    """With each token, report its log-probability and this many of the likeliest tokens with theirs. They are the
+    model's own, before penalty and temperature."""
+
+    def __post_init__(self) -> None:
+        check(self, "sampling")
+        for name in ("top_p", "min_p"):
+            if getattr(self, name) > 1:
+                raise GSAError(f"sampling: {name} must be at most 1, got {getattr(self, name)!r}")
+        for token in self.stop:
+            if type(token) is not int or token < 0:
+                raise GSAError(f"sampling: stop must hold ids of tokens, got {token!r}")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether no chance is involved."""
+        return self.temperature == 0
+
+    @property
+    def penalises(self) -> bool:
+        """Whether earlier tokens matter."""
+        return self.repetition_penalty != 1
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A token, and what its settings asked to know of it."""
+
+    id: int
+    logprob: float | None
+    top: list[tuple[int, float]] | None
+
+
+class Sampler:
+    """Chooses the tokens of one request, whose prompt [T] is given."""
+
+    def __init__(self, settings: Sampling, prompt: Tensor, vocab_size: int):
+        self.settings = settings
+        self._random = random.Random(os.urandom(16) if settings.seed is None else settings.seed)
+        self._seen = torch.zeros(vocab_size, dtype=torch.bool) if settings.penalises else None
+        if self._seen is not None:
+            self._seen[prompt] = True
+
+    @property
+    def plain(self) -> bool:
+        """Whether it just takes the highest score."""
+        return self.settings.greedy and not self.settings.penalises
+
+    def choose(self, logits: Tensor) -> int:
+        """A token by its scores [V], and the random numbers go on by one."""
+        scores = self.penalised(logits)
+        if self.settings.greedy:
+            token = highest(scores)
+        else:
+            token = drawn(kept(scores, self.settings), self._random.random())
+        if self._seen is not None:
+            self._seen[token] = True
+        return token
+
+    def penalised(self, logits: Tensor) -> Tensor:
+        """The scores [V] in fp64, those of earlier tokens made worse."""
+        scores = logits.double()
+        if self._seen is not None:
+            earlier, penalty = self._seen.nonzero()[:, 0], self.settings.repetition_penalty
+            was, limit = scores[earlier], torch.finfo(torch.float64).max
+            scores[earlier] = torch.where(was < 0, was * penalty, was / penalty).clamp(-limit, limit)
+        return scores
+
+
+def choose(logits: Tensor, samplers: Sequence[Sampler]) -> list[Choice | None]:
+    """The next token of N requests by the scores [N, V]; None where scores are not finite."""
+    logits = logits.cpu()
+    finite = logits.sum(1).isfinite().tolist()
+    likeliest = logits.max(1).indices.tolist() if any(sampler.plain for sampler in samplers) else []
+    choices: list[Choice | None] = []
+    for row, sampler in enumerate(samplers):
+        if not finite[row]:
+            choices.append(None)
+            continue
+        token = likeliest[row] if sampler.plain else sampler.choose(logits[row])
+        choices.append(_described(token, logits[row], sampler.settings.logprobs))
+    return choices
+
+
+def highest(scores: Tensor) -> int:
+    """The id of the highest score [V], of equals the lowest."""
+    return int(scores.max(0).indices)
+
+
+def kept(scores: Tensor, settings: Sampling) -> Tensor:
+    """What the filters leave of the scores [V]: weights in proportion to the probabilities, 1 the highest, or 0."""
+    # The highest becomes 0 before the division, so that no temperature is too low.
+    weights = ((scores - scores.max()) / settings.temperature).exp()
+    if 0 < settings.top_k < len(scores):
+        weights = weights.where(scores >= scores.topk(settings.top_k).values[-1], 0)
+    if settings.top_p < 1:
+        weights = weights.where(_likeliest(weights, settings.top_p), 0)
+    if settings.min_p > 0:
+        weights = weights.where(weights >= settings.min_p, 0)
+    return weights
+
+
+def drawn(weights: Tensor, chance: float) -> int:
+    """The id at which the sum of the weights [V], taken in the order of ids, passes `chance` (in [0, 1)) of the whole."""
+    sums = weights.cumsum(0)
+    return int(torch.searchsorted(sums, sums[-1] * chance, right=True))
+
+
+def _likeliest(weights: Tensor, share: float) -> Tensor:
+    """Where [V] the highest weights are that make up a share of the sum, at least one. Nearly always they are few, and
+    only as many are sorted as needed."""
+    left, needed, size = int((weights > 0).sum()), weights.sum() * share, HEAD
+    while True:
+        head = weights.topk(min(size, left)).values
+        sums = head.cumsum(0)
+        if len(head) == left or sums[-1] >= needed:
+            break
+        size *= 8
+    count = max(1, int((sums - head < needed).sum()))
+    last = head[count - 1]
+    above = weights > last
+    equal = (weights == last).nonzero()[:, 0]
+    above[equal[: count - int(above.sum())]] = True
+    return above
+
+
+def _described(token: int, logits: Tensor, alternatives: int | None) -> Choice:
+    if alternatives is None:
+        return Choice(token, None, None)
+    logprobs = logits.double().log_softmax(0)
+    values, ids = logprobs.topk(min(alternatives, len(logprobs)))
+    top = sorted(zip(ids.tolist(), values.tolist(), strict=True), key=lambda entry: (-entry[1], entry[0]))
+    return Choice(token, float(logprobs[token]), top)

@@ -1,0 +1,135 @@
+"""State: a snapshot of a sequence, from which it goes on at once, as often as wanted; in memory and as a file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from gsa.errors import GSAError, raised_by
+from gsa.infer.state_file import Kind, check_kinds, kind_of, read_state, write_state
+from gsa.models.state import ModelState
+
+if TYPE_CHECKING:
+    from gsa.infer.model import Model
+    from gsa.models.hf.cache import GSACache
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class State:
+    """What a model remembers of one sequence. Nothing else writes to its memory."""
+
+    model: ModelState
+    """The memory of all layers, for one sequence."""
+    logits: Tensor
+    """Scores of the next token [V], fp32."""
+    tokens: int
+    """How many tokens were read."""
+    digest: str
+    """Their TokenHash, in hexadecimal."""
+    fingerprint: str
+    """That of the model, which alone can go on from here."""
+    weights: str
+    """Format of the weights that read them; the model can go on with others."""
+
+    def __repr__(self) -> str:
+        return f"State({self.tokens} tokens, {self.nbytes} bytes, model {self.fingerprint[:12]})"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return self.model.nbytes + self.logits.nbytes
+
+    def clone(self) -> State:
+        """A copy that shares no memory."""
+        return replace(self, model=self.model.clone(), logits=self.logits.clone())
+
+    def cache(self) -> GSACache:
+        """A copy that `GSAForCausalLM` goes on from: what its `generate` takes as `past_key_values`."""
+        from gsa.models.hf.cache import GSACache
+
+        with torch.inference_mode(False):  # else the copy would fail where gradients are recorded
+            return GSACache(self.model.clone(), self.tokens)
+
+    def check(self, model: Model) -> None:
+        """Raises unless this is a state of this model."""
+        with raised_by("State"):
+            _check_fingerprint(self.fingerprint, model)
+            found = {name: kind_of(x) for name, x in self._tensors().items()}
+            check_kinds(found, _kinds(model, self.tokens))
+
+    def save(self, path: str | Path) -> None:
+        """Writes the state to a file: safetensors, of which the same state always makes the same bytes."""
+        fields = {
+            "tokens": str(self.tokens),
+            "digest": self.digest,
+            "fingerprint": self.fingerprint,
+            "weights": self.weights,
+        }
+        with raised_by("State.save"):
+            _check_values(self._tensors(), self.tokens)
+            write_state(Path(path), fields, self._tensors())
+
+    @classmethod
+    def load(cls, path: str | Path, model: Model) -> State:
+        """The state in a file, which must be one of this model, whole and unchanged."""
+
+        def expected(fields: dict[str, str]) -> dict[str, Kind]:
+            _check_fingerprint(fields["fingerprint"], model)
+            return _kinds(model, int(fields["tokens"]))
+
+        with raised_by(f"State.load: {path}"):
+            fields, tensors = read_state(Path(path), expected)
+            _check_values(tensors, int(fields["tokens"]))
+        fresh = model.init_state().layers
+        layers = [{name: tensors[f"layers.{i}.{name}"] for name in layer} for i, layer in enumerate(fresh)]
+        return cls(
+            model=ModelState(layers).to(model.device),
+            logits=tensors["logits"].to(model.device),
+            tokens=int(fields["tokens"]),
+            digest=fields["digest"],
+            fingerprint=fields["fingerprint"],
+            weights=fields["weights"],
+        )
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return {**_named(self.model), "logits": self.logits}
+
+
+def _named(state: ModelState) -> dict[str, Tensor]:
+    """The tensors of all layers by name, as a file holds them."""
+    return {f"layers.{i}.{name}": x for i, layer in enumerate(state.layers) for name, x in layer.items()}
+
+
+def _kinds(model: Model, tokens: int) -> dict[str, Kind]:
+    """What the tensors of a state of this model are after so many tokens. What has no size at the start grows."""
+    kinds = {"logits": Kind("F32", (model.vocab_size,))}
+    for i, (options, layer) in enumerate(zip(model.config.layers, model.init_state().layers, strict=True)):
+        window = getattr(options, "window", None)
+        kept = tokens if window is None else min(tokens, window - 1)
+        for name, x in layer.items():
+            dtype, shape = kind_of(x)
+            kinds[f"layers.{i}.{name}"] = Kind(dtype, tuple(size or kept for size in shape))
+    return kinds
+
+
+def _check_fingerprint(fingerprint: str, model: Model) -> None:
+    if fingerprint != model.fingerprint:
+        raise GSAError(
+            f"it is of another model: its fingerprint begins with {fingerprint[:12]}, "
+            f"that of this model with {model.fingerprint[:12]}"
+        )
+
+
+def _check_values(tensors: dict[str, Tensor], tokens: int) -> None:
+    """Raises for numbers that are not finite, and for counters that are not the number of tokens."""
+    for name, x in tensors.items():
+        if x.is_floating_point():
+            odd = x[~x.isfinite()]
+            if odd.numel():
+                raise GSAError(f"tensor {name} holds {float(odd[0])}, expected finite numbers")
+        elif bool((x != tokens).any()):
+            raise GSAError(f"tensor {name} counts {x.tolist()} tokens, the state {tokens}")

@@ -1,0 +1,243 @@
+"""Files of states: safetensors, always written in the same way, and checked before any tensor is read."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import reprlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from hashlib import sha256
+from io import BufferedReader
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gsa.errors import GSAError
+from gsa.files import written
+from gsa.ops.packed import FORMATS
+
+FORMAT, VERSION = "gsa-state", 1
+MOST_HEADER = 2**22
+"""Bytes of a header at most; that of a model with a thousand layers is a tenth of it."""
+DTYPES = {torch.float32: "F32", torch.int64: "I64"}
+DIGEST = "[0-9a-f]{64}"
+FIELDS = {
+    "tokens": "[1-9][0-9]{0,17}",
+    "digest": DIGEST,
+    "fingerprint": DIGEST,
+    "weights": "|".join(FORMATS),
+}
+"""What the metadata must hold beside format, version and content, and how it is written."""
+
+
+class Kind(NamedTuple):
+    """What a tensor is, apart from its numbers."""
+
+    dtype: str
+    """As safetensors names it."""
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * self.torch_dtype.itemsize
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return next(dtype for dtype, name in DTYPES.items() if name == self.dtype)
+
+    def __str__(self) -> str:
+        return f"{self.dtype} {list(self.shape)}"
+
+
+def kind_of(x: Tensor) -> Kind:
+    """The kind of a tensor; of dtypes, a state has only these."""
+    return Kind(DTYPES.get(x.dtype, str(x.dtype)), tuple(x.shape))
+
+
+def check_kinds(found: Mapping[str, Kind], expected: Mapping[str, Kind]) -> None:
+    """Raises for the first tensor that is missing, too many, or of another kind than expected."""
+    for name in expected:
+        if name not in found:
+            raise GSAError(f"tensor {name} is missing")
+    for name, kind in found.items():
+        if name not in expected:
+            raise GSAError(f"tensor {reprlib.repr(name)} is not part of a state of this model")
+        if kind != expected[name]:
+            raise GSAError(f"tensor {name} is {kind}, the model asks for {expected[name]}")
+
+
+def write_state(path: Path, fields: Mapping[str, str], tensors: Mapping[str, Tensor]) -> None:
+    """Writes a file of these fields and tensors, always with the same bytes. It has its name only when it is whole."""
+    metadata = {"format": FORMAT, "version": str(VERSION), **fields}
+    metadata["content"] = _content(metadata, tensors)
+    # In the order of safetensors itself: wide numbers first, so that all are aligned.
+    ordered = dict(sorted(tensors.items(), key=lambda item: (-item[1].itemsize, item[0])))
+    try:
+        if path.exists() and not path.is_file():
+            raise GSAError(f"{path} is there and is not a file")
+        with written(path) as place, open(place, "wb") as file:
+            file.write(_header(metadata, ordered))
+            for x in ordered.values():
+                file.write(_raw(x))
+    except GSAError:
+        raise
+    except (OSError, ValueError) as error:  # the latter for a name that none can be
+        raise GSAError(f"cannot write {path}: {error}") from None
+
+
+def read_state(
+    path: Path, expected: Callable[[dict[str, str]], Mapping[str, Kind]]
+) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """The fields and tensors of a file; `expected` gets the fields, and says which tensors go with them or raises.
+
+    The content is compared with a hash that the file holds. That finds damage, and changes by someone who does not
+    compute the hash anew; it does not tell who wrote the file.
+    """
+    with _opened(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        entries = _read_header(file, size)
+        metadata = _checked_metadata(entries.pop("__metadata__", None))
+        fields = {name: metadata[name] for name in FIELDS}
+        kinds = expected(fields)
+        check_kinds({name: _kind(name, entry) for name, entry in entries.items()}, kinds)
+        _check_places(entries, kinds, size - file.tell())
+        tensors = {name: _read_tensor(file, kinds[name]) for name in entries}
+    content = metadata.pop("content")
+    if _content(metadata, tensors) != content:
+        raise GSAError("the content does not have the hash that was saved with it; the file was damaged or changed")
+    return fields, tensors
+
+
+def _content(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
+    """A hash over metadata, and over names, kinds and bytes of all tensors."""
+    digest = sha256(json.dumps(metadata, sort_keys=True).encode())
+    for name, x in sorted(tensors.items()):
+        digest.update(json.dumps([name, *kind_of(x)]).encode())
+        digest.update(_raw(x))
+    return digest.hexdigest()
+
+
+def _raw(x: Tensor) -> memoryview:
+    """The bytes of a tensor; in its own memory, if that is contiguous and the CPU's."""
+    return x.cpu().contiguous().flatten().view(torch.uint8).numpy().data
+
+
+def _header(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> bytes:
+    """What stands before the tensors: the length of a JSON text, and that text, filled up with spaces."""
+    entries: dict[str, Any] = {"__metadata__": metadata}
+    end = 0
+    for name, x in tensors.items():
+        start, end = end, end + x.nbytes
+        entries[name] = {"dtype": DTYPES[x.dtype], "shape": list(x.shape), "data_offsets": [start, end]}
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BufferedReader]:
+    try:
+        if not path.is_file():  # a pipe, say, may never end
+            raise GSAError("is not a file" if path.exists() else "there is no such file")
+        with open(path, "rb") as file:
+            yield file
+    except OSError as error:
+        raise GSAError(f"cannot be read: {error}") from None
+
+
+def _read_header(file: BufferedReader, size: int) -> dict[str, Any]:
+    """The object in a file's header, whose length is checked before it is read."""
+    if size < 8:
+        raise GSAError(f"not a safetensors file: it has {size} bytes")
+    length = int.from_bytes(file.read(8), "little")
+    if length > size - 8:
+        raise GSAError(f"truncated, or not a safetensors file: a header of {length} bytes in a file of {size}")
+    if length > MOST_HEADER:
+        raise GSAError(f"the header has {length} bytes, expected {MOST_HEADER} at most")
+    try:
+        text = file.read(length).decode()
+        entries = json.loads(text, object_pairs_hook=_without_doubles, parse_int=_whole, parse_float=_no_fraction)
+    except (ValueError, RecursionError) as error:
+        raise GSAError(f"the header is not JSON as safetensors has it: {error}") from None
+    if not isinstance(entries, dict):
+        raise GSAError(f"the header is not a JSON object, but {reprlib.repr(entries)}")
+    return entries
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"{reprlib.repr(name)} stands there more than once")
+        found[name] = value
+    return found
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > 19:
+        raise ValueError(f"a number of {len(digits)} digits")
+    return int(digits)
+
+
+def _no_fraction(digits: str) -> float:
+    raise ValueError(f"{digits[:20]} is not a whole number")
+
+
+def _checked_metadata(metadata: object) -> dict[str, str]:
+    """The metadata, if it is that of a state, complete and written as it should be."""
+    if not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
+        raise GSAError(f"not a state that gsa saved: it has no metadata with format {FORMAT!r}")
+    version = metadata.get("version")
+    if version != str(VERSION):
+        newer = isinstance(version, str) and re.fullmatch("[1-9][0-9]*", version)
+        by = "; it was written by a newer gsa" if newer else ""
+        raise GSAError(f"version {reprlib.repr(version)} of the format, this gsa reads {VERSION}{by}")
+    patterns = {"format": FORMAT, "version": str(VERSION), **FIELDS, "content": DIGEST}
+    for name, pattern in patterns.items():
+        value = metadata.get(name)
+        if not isinstance(value, str) or not re.fullmatch(pattern, value):
+            raise GSAError(f"metadata: {name} is {reprlib.repr(value)}, expected {pattern}")
+    for name in metadata:
+        if name not in patterns:
+            raise GSAError(f"metadata: unknown field {reprlib.repr(name)}")
+    return metadata
+
+
+def _kind(name: str, entry: object) -> Kind:
+    """The kind of a tensor as the header tells it."""
+    if isinstance(entry, dict) and entry.keys() == {"dtype", "shape", "data_offsets"}:
+        dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+        if isinstance(dtype, str) and _sizes(shape) and _sizes(offsets):
+            return Kind(dtype, tuple(shape))
+    raise GSAError(
+        f"tensor {reprlib.repr(name)} is described as {reprlib.repr(entry)}, expected dtype, shape and data_offsets"
+    )
+
+
+def _sizes(numbers: object) -> bool:
+    return isinstance(numbers, list) and all(type(number) is int and number >= 0 for number in numbers)
+
+
+def _check_places(entries: Mapping[str, Any], kinds: Mapping[str, Kind], size: int) -> None:
+    """Raises unless the tensors lie end to end, in the order of the header, and fill the rest of the file."""
+    end = 0
+    for name, entry in entries.items():
+        start, end = end, end + kinds[name].nbytes
+        if entry["data_offsets"] != [start, end]:
+            raise GSAError(f"tensor {name} lies at {entry['data_offsets']}, expected [{start}, {end}]")
+    if size != end:
+        what = "truncated" if size < end else "longer than it should be"
+        raise GSAError(f"{what}: {size} bytes of tensors, the header tells of {end}")
+
+
+def _read_tensor(file: BufferedReader, kind: Kind) -> Tensor:
+    x = torch.empty(kind.shape, dtype=kind.torch_dtype, device="cpu")
+    count = file.readinto(_raw(x))
+    if count != kind.nbytes:
+        raise GSAError(f"truncated while it was read: {count} bytes came of a tensor of {kind.nbytes}")
+    return x

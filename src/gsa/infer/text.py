@@ -1,0 +1,210 @@
+"""Text in, text out: an engine with a tokenizer. Text is given as soon as no later token can change it."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gsa.data.tokenizer import Tokenizer, load_tokenizer
+from gsa.errors import GSAError
+from gsa.files import read_json
+from gsa.infer.engine import Engine, Generation, Token
+from gsa.infer.sampling import Sampling
+from gsa.infer.state import State
+from gsa.infer.vocabulary import vocabulary
+
+CONTEXT = 4
+"""Ids before the new ones that are decoded with them: a token's text depends on whether others stand before it."""
+ENDS = ("generation_config.json", "config.json")
+"""Files beside a model that may name tokens which end a text."""
+
+
+class Detokenizer:
+    """Gives the text of ids that come one by one; all of it together is what `tokenizer.decode` gives of all ids.
+
+    With `continues`, it is the text that these ids add to an earlier one: a space in front of the first word stays.
+    An id that the tokenizer does not know (models may have room for more) is no text.
+
+    >>> text = Detokenizer(load_tokenizer("bytes"))
+    >>> [text.add(id) for id in [72, 195, 169]], text.end()
+    (['H', '', 'é'], '')
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, continues: bool = False) -> None:
+        self._tokenizer, self._vocabulary = tokenizer, vocabulary(tokenizer)
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._context: list[int] = tokenizer.encode(["a"])[0].tolist() if continues else []
+        self._waiting: list[int] = []
+
+    def add(self, id_: int) -> str:
+        """The text that has become final with this id; none if it may still change."""
+        if id_ >= self._tokenizer.vocab_size:
+            return ""
+        if self._vocabulary.spelt is not None:
+            return self._utf8.decode(self._vocabulary.spelt[id_])
+        self._waiting.append(id_)
+        return "" if id_ in self._vocabulary.in_runs else self._decoded(final=False)
+
+    def end(self) -> str:
+        """The rest: bytes that are no UTF-8 without more become U+FFFD. After it another text may begin."""
+        if self._vocabulary.spelt is not None:
+            return self._utf8.decode(b"", final=True)
+        return self._decoded(final=True)
+
+    def _decoded(self, *, final: bool) -> str:
+        ids = self._context + self._waiting
+        text = self._tokenizer.decode(ids)[len(self._tokenizer.decode(self._context)) :]
+        if not final and self._vocabulary.joins_bytes and text.endswith("\ufffd"):
+            return ""
+        self._context, self._waiting = ids[-CONTEXT:], []
+        return text
+
+
+class StopStrings:
+    """Lets text pass until a stop string stands in it; what may be the beginning of one waits.
+
+    The stop string that is complete first counts, of two that end together the longer; how the text was cut into
+    pieces makes no difference.
+
+    >>> stops = StopStrings(["\\n\\n", "END"])
+    >>> stops.add("a\\nE"), stops.add("Nb"), stops.add("\\n"), stops.add("\\nc")
+    (('a\\n', False), ('ENb', False), ('', False), ('', True))
+    """
+
+    def __init__(self, stops: Iterable[str]) -> None:
+        self._stops = tuple(stops)
+        for stop in self._stops:
+            if not isinstance(stop, str) or not stop:
+                raise GSAError(f"stop strings must be texts of at least one character, got {stop!r}")
+        self._longest = max(map(len, self._stops), default=0)
+        self._held = ""
+
+    def add(self, text: str) -> tuple[str, bool]:
+        """The text to show, and whether a stop string was found, which is not shown."""
+        held = self._held + text
+        places = [(at + len(stop), at) for stop in self._stops if (at := held.find(stop)) >= 0]
+        if places:
+            self._held = ""
+            return held[: min(places)[1]], True
+        show = len(held) - self._begun(held)
+        self._held = held[show:]
+        return held[:show], False
+
+    def end(self) -> str:
+        """What was held back."""
+        rest, self._held = self._held, ""
+        return rest
+
+    def _begun(self, text: str) -> int:
+        """How many characters at the end of a text may be the beginning of a stop string."""
+        for count in range(min(self._longest - 1, len(text)), 0, -1):
+            if any(stop.startswith(text[-count:]) for stop in self._stops):
+                return count
+        return 0
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one round of the engine brought: nothing while the prompt is read, else a token and the text it made final.
+
+    The last piece has no token; it has the rest of the text and the reason of the end ("length", "stop" or
+    "cancelled").
+    """
+
+    text: str = ""
+    token: Token | None = None
+    reason: str | None = None
+
+
+class TextEngine:
+    """Continues texts.
+
+    >>> engine = TextEngine.load("gsa-tiny")
+    >>> for piece in engine.stream("Call me", Sampling(max_tokens=20)):
+    ...     print(piece.text, end="")
+    """
+
+    def __init__(self, engine: Engine, tokenizer: Tokenizer, ends: Iterable[int] = ()) -> None:
+        """`ends`: tokens that end a text beside the tokenizer's own."""
+        self.engine, self.tokenizer = engine, tokenizer
+        self.ends = tuple(sorted({tokenizer.eos_id, *ends}))
+
+    @classmethod
+    def load(cls, model: str | Path = "gsa-tiny", weights: str = "auto", *, batch_size: int = 1) -> TextEngine:
+        """From the name of a model of the package, or a folder of a model with its tokenizer."""
+        from gsa import pretrained
+
+        folder = pretrained.folder(str(model)) if str(model) in pretrained.names() else Path(model)
+        engine = Engine(model, weights=weights, batch_size=batch_size)
+        return cls(engine, load_tokenizer(folder), _ends(folder))
+
+    def encode(self, text: str, *, continues: bool = False) -> NDArray[np.int64]:
+        """The ids of a text, behind what the tokenizer puts in front of one; or, if it continues another, only its own."""
+        (ids,) = self.tokenizer.encode([text], continues=continues)
+        lead = () if continues else vocabulary(self.tokenizer).lead
+        return np.concatenate([np.asarray(lead, np.int64), ids.astype(np.int64)])
+
+    def stream(
+        self,
+        prompt: str | NDArray[Any],
+        sampling: Sampling | None = None,
+        *,
+        stop: Sequence[str] = (),
+        state: State | None = None,
+        keep_state: bool = False,
+        continues: bool = True,
+    ) -> Writing:
+        """Continues a prompt, which itself continues what a state has read; ids are taken as they are.
+
+        The text ends before the first of the `stop` strings. With `continues` False a space in front of its first
+        word is left out, as tokenizers do that put one there.
+        """
+        ids = self.encode(prompt, continues=state is not None) if isinstance(prompt, str) else prompt
+        sampling = sampling or Sampling()
+        stops = StopStrings(stop)
+        sampling = replace(sampling, stop=(*sampling.stop, *self.ends))
+        generation = self.engine.submit(ids, sampling, state=state, keep_state=keep_state)
+        return Writing(self.engine, generation, Detokenizer(self.tokenizer, continues=continues), stops)
+
+
+class Writing:
+    """A text being written: an iterator of pieces, which can be cancelled at any time."""
+
+    def __init__(self, engine: Engine, generation: Generation, text: Detokenizer, stops: StopStrings) -> None:
+        self.generation = generation
+        self._engine, self._text, self._stops = engine, text, stops
+        self._pieces = self._run()
+
+    def __iter__(self) -> Iterator[Piece]:
+        return self._pieces
+
+    def cancel(self) -> None:
+        """Ends it; what was made and not yet given is given as the last piece."""
+        self.generation.cancel()
+
+    def close(self) -> None:
+        """Ends it without another piece."""
+        self._pieces.close()
+        self.generation.cancel()
+
+    def _run(self) -> Generator[Piece, None, None]:
+        found = False
+        try:
+            while not (found or self.generation.done):
+                mine = [token for token in self._engine.step() if token.request is self.generation]
+                for token in mine:
+                    text, found = self._stops.add(self._text.add(token.id))
+                    if found:
+                        self.generation.cancel()  # before the piece is given, so that nobody waits for more
+                    yield Piece(text, token)
+                if not mine:
+                    yield Piece()
+        finally:
+            self.generation.cancel()
+        ...

@@ -28,55 +28,65 @@ GSA_INLINE Floats add_lanes(const Floats (&v)[4]) {
     return sums;
 }
 
-// Sums of products of one row, still to be added up across lanes. Row after row, because memory is fastest when it is
-// read straight ahead.
-template <class Weight, int C>
-GSA_INLINE void multiply_row(const Weight* w, const float* x, int64_t stride, int64_t K, Floats (&sums)[C]) {
-    constexpr int kTurns = 3;  // sums in turn, or each product would wait for the one before
-    Floats part[kTurns][2][C] = {};
+template <class Weight>
+__attribute__((noinline)) float multiply_rest(const Weight* w, const float* x, int64_t k, int64_t K) {
+    float rest = 0;
+    for (; k < K; k++) rest += widen(w[k]) * x[k];
+    return rest;
+}
+
+// Sums of products of R rows with C columns, still to be added up across lanes. A sum is made of the same parts in the
+// same order whatever R and C are, so that a column's result does not depend on its company. A column alone is read row
+// after row, because memory is fastest when it is read straight ahead; with more of them, arithmetic counts, and two
+// rows share what is loaded.
+template <class Weight, int R, int C>
+GSA_INLINE void multiply_rows(const Weight* w, const float* x, int64_t stride, int64_t K, Floats (*sums)[C]) {
+    Floats part[R][2][C] = {};
     int64_t k = 0;
-    const auto add = [&](Floats(&to)[2][C]) __attribute__((always_inline)) {
-        Floats a, b;
-        load_two(w + k, a, b);
+    for (; k + 2 * W <= K; k += 2 * W) {
+        Floats weights[R][2];
+#pragma GCC unroll 4
+        for (int r = 0; r < R; r++) load_two(w + r * K + k, weights[r][0], weights[r][1]);
+#pragma GCC unroll 2
+        for (int half = 0; half < 2; half++) {
+#pragma GCC unroll 4
+            for (int c = 0; c < C; c++) {
+                Floats activations = load(x + c * stride + k + half * W);
+                if constexpr (R > 1) keep(activations);
+#pragma GCC unroll 4
+                for (int r = 0; r < R; r++) part[r][half][c] += weights[r][half] * activations;
+            }
+        }
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < R; r++) {
 #pragma GCC unroll 4
         for (int c = 0; c < C; c++) {
-            to[0][c] += a * load(x + c * stride + k);
-            to[1][c] += b * load(x + c * stride + k + W);
+            sums[r][c] = part[r][0][c] + part[r][1][c];
+            if (k < K) sums[r][c][0] += multiply_rest(w + r * K, x + c * stride, k, K);
         }
-        k += 2 * W;
-    };
-    while (k + kTurns * 2 * W <= K) {
-#pragma GCC unroll 4
-        for (int t = 0; t < kTurns; t++) add(part[t]);
-    }
-    while (k + 2 * W <= K) add(part[0]);
-#pragma GCC unroll 4
-    for (int c = 0; c < C; c++) {
-        sums[c] = part[0][0][c] + part[0][1][c];
-#pragma GCC unroll 4
-        for (int t = 1; t < kTurns; t++) sums[c] += part[t][0][c] + part[t][1][c];
-        float rest = 0;
-        for (int64_t j = k; j < K; j++) rest += widen(w[j]) * x[c * stride + j];
-        sums[c][0] += rest;
     }
 }
 
 template <class Weight, int C>
 void multiply_dense(const Matrix& m, const Columns& columns, int first, const float* residual, float* y, int64_t stride,
                     int64_t row) {
-    const Weight* w = static_cast<const Weight*>(m.weight);
+    constexpr int R = C == 1 ? 1 : 2;
+    const float* x = columns.x + first * columns.stride;
     const int64_t end = row + kBlockRows < m.N ? row + kBlockRows : m.N;
     for (; row < end; row += 4) {
+        const Weight* w = static_cast<const Weight*>(m.weight) + row * m.K;
         const int rows = end - row < 4 ? static_cast<int>(end - row) : 4;
         Floats sums[4][C] = {};
-        for (int r = 0; r < rows; r++)
-            multiply_row<Weight, C>(w + (row + r) * m.K, columns.x + first * columns.stride, columns.stride, m.K, sums[r]);
+        int r = 0;
+        for (; r + R <= rows; r += R) multiply_rows<Weight, R, C>(w + r * m.K, x, columns.stride, m.K, sums + r);
+        for (; r < rows; r++) multiply_rows<Weight, 1, C>(w + r * m.K, x, columns.stride, m.K, sums + r);
 #pragma GCC unroll 4
         for (int c = 0; c < C; c++) {
             float total[W];
             store(total, add_lanes({sums[0][c], sums[1][c], sums[2][c], sums[3][c]}));
             const int64_t at = (first + c) * stride + row;
-            for (int r = 0; r < rows; r++) y[at + r] = residual == nullptr ? total[r] : total[r] + residual[at + r];
+            for (r = 0; r < rows; r++) y[at + r] = residual == nullptr ? total[r] : total[r] + residual[at + r];
         }
     }
 }

@@ -22,6 +22,17 @@ GSA_INLINE Ints load_ints(const void* p) {
     return v;
 }
 
+// Leaves a vector in its register: compilers would rather load it again for every use.
+GSA_INLINE void keep(Floats& v) {
+#if defined(__AVX512F__)
+    asm("" : "+v"(v));
+#elif GSA_X86
+    asm("" : "+x"(v));
+#else
+    (void)v;
+#endif
+}
+
 // Two vectors of weights. Those of bf16 are words cut in two, which puts even and odd columns apart: `place` does the same
 // with activations.
 GSA_INLINE void load_two(const float* p, Floats& a, Floats& b) {

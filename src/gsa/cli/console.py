@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import re
 import sys
+import time
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from gsa.infer.text import TextEngine
 
+Weights = Literal["auto", "fp32", "bf16", "int8", "int4"]
 WORTH_SHOWING = 4096  # tokens; fewer are read before anyone would look
 CLOSED_PIPE = 141  # the exit code of what SIGPIPE ends
 # All that moves the cursor, changes the screen or turns the direction of writing, except line ends and tabs.
@@ -59,6 +61,15 @@ def read_text(path: str) -> str:
         raise GSAError(f"{name} is not UTF-8 at byte {error.start}") from None
 
 
+def check_place(path: str) -> None:
+    """Raises if a file cannot be written there: better before long work than after it."""
+    from gsa.errors import GSAError
+
+    place = Path(path)
+    if not path or place.is_dir() or not os.access(place.parent, os.W_OK | os.X_OK):
+        raise GSAError(f"{path!r} cannot be written, expected a file in a folder that is there and may be written to")
+
+
 def shown(text: str) -> str:
     """A text without anything that a terminal would take for more than text: control characters are spelt out.
 
@@ -69,16 +80,16 @@ def shown(text: str) -> str:
 
 
 class Output:
-    """Standard output for text as it is made. `closed` when nobody reads it any more, and then all is lost in silence."""
+    """Standard output for text as it is made, or nothing if `silent`. It is `closed` when nobody reads it any more."""
 
-    def __init__(self) -> None:
-        self.closed = False
+    def __init__(self, silent: bool = False) -> None:
+        self.closed, self._silent = False, silent
         self._terminal = sys.stdout.isatty()
         self._encoding = sys.stdout.encoding or "utf-8"
 
     def write(self, text: str) -> None:
         """Shows a piece of text at once."""
-        if self.closed or not text:
+        if self.closed or self._silent or not text:
             return
         text = shown(text) if self._terminal else text
         try:
@@ -94,23 +105,25 @@ class ReadingBar:
     """A bar on the terminal while a long text is read; nothing elsewhere, or where it would only flash."""
 
     def __init__(self, total: int) -> None:
-        self._total, self._bar = total, None
+        self._total = total
+        self._bar: Any = None
+        self._began = time.monotonic()
 
     def __enter__(self) -> ReadingBar:
         if self._total >= WORTH_SHOWING and sys.stderr.isatty():
             from rich import progress
             from rich.console import Console
 
-            self._bar: Any = progress.Progress(
+            self._bar = progress.Progress(
                 progress.TextColumn("reading"),
                 progress.BarColumn(),
                 progress.TextColumn("{task.completed:,.0f}/{task.total:,.0f} tokens"),
-                progress.TextColumn("{task.speed:,.0f} tokens/s"),
+                progress.TextColumn("{task.fields[rate]}"),
                 progress.TimeRemainingColumn(),
                 console=Console(stderr=True),
                 transient=True,
             )
-            self._task = self._bar.add_task("reading", total=self._total)
+            self._task = self._bar.add_task("reading", total=self._total, rate="")
             self._bar.start()
         return self
 
@@ -122,7 +135,8 @@ class ReadingBar:
     def update(self, tokens: int) -> None:
         """So many tokens have been read in all."""
         if self._bar is not None:
-            self._bar.update(self._task, completed=tokens)
+            rate = tokens / (time.monotonic() - self._began)
+            self._bar.update(self._task, completed=tokens, rate=f"{rate:,.0f} tokens/s")
 
     def stop(self) -> None:
         """Takes the bar away."""

@@ -6,7 +6,6 @@ from typing import Any
 
 from jsonargparse import ActionYesNo, ArgumentParser
 
-
 SHORT = {"--max_tokens": "-n"}
 """Options that have a short name too."""
 MAY_BE_LEFT_OUT = "prompt"

@@ -41,11 +41,10 @@ class JsonTokenizer(Tokenizer):
     def read(cls, name: str, path: Path, text: str) -> JsonTokenizer:
         """A tokenizer from the text of tokenizer.json; the files beside it say which token ends a text."""
         config = read_json(path.with_name(CONFIG)) if path.with_name(CONFIG).exists() else {}
-        template = path.with_name("chat_template.jinja")
         runner = _runner(name, text)
         _check_config(path, runner, json.loads(text), config)
         eos_id = _end_of_text(path, runner, config)
-        return cls(name, text, config, eos_id, template.read_text() if template.exists() else None)
+        return cls(name, text, config, eos_id, _chat_template(path.with_name("chat_template.jinja")))
 
     def encode(self, texts: Sequence[str], *, continues: bool = False) -> list[NDArray[Any]]:
         results: list[list[NDArray[Any]]] = [[] for _ in texts]
@@ -192,6 +191,13 @@ def _end_of_text(path: Path, runner: Any, config: dict[str, Any]) -> int:
             f"(special tokens: {', '.join(special) or 'none'})"
         )
     return int(known[0])
+
+
+def _chat_template(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8") if path.exists() else None
+    except (OSError, UnicodeDecodeError) as error:
+        raise GSAError(f"tokenizer: {path} cannot be read: {error}") from None
 
 
 def _beside(path: Path, name: str) -> dict[str, Any]:

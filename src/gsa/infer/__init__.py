@@ -1,1 +1,9 @@
-"""Inference."""
+"""Inference: an engine on token ids, sampling, and snapshots of states."""
+
+from gsa.infer.engine import Engine
+from gsa.infer.model import Model
+from gsa.infer.requests import Completion, Generation, Token
+from gsa.infer.sampling import Sampling
+from gsa.infer.state import State
+
+__all__ = ["Completion", "Engine", "Generation", "Model", "Sampling", "State", "Token"]

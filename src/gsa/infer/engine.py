@@ -1,29 +1,27 @@
 """Engine: requests that start, go on and end at any time, decoded together. Ids in, ids out; it knows no tokenizer.
 
-A step reads one piece of the prompts that wait for it, in turns, and then makes one token for every request whose
-prompt is read. What a request gives does not depend on the others. Shape letters: V vocabulary, N requests.
+What a request gives does not depend on the others.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import overload
+from typing import cast, overload
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from gsa.errors import GSAError
-from gsa.infer.model import PIECE, Model
+from gsa.errors import GSAError, raised_by
+from gsa.infer.model import Model
 from gsa.infer.places import places
 from gsa.infer.prefix import PrefixCache
 from gsa.infer.reading import Ids, Reading, checked_ids
 from gsa.infer.requests import Completion, Generation, Request, Token
-from gsa.infer.sampling import Choice, Sampler, Sampling, choose
+from gsa.infer.sampling import Sampler, Sampling
+from gsa.infer.scheduler import NOT_FINITE, Scheduler
 from gsa.infer.state import State
 from gsa.models.lm import LM
 from gsa.options import check, number
@@ -64,16 +62,13 @@ class Engine:
         self.batch_size = batch_size
         self.prefixes = PrefixCache(prefix_bytes) if prefix_bytes else None
         """What is remembered of earlier prompts."""
-        self._places = places(self.model, batch_size)
-        self._waiting: deque[Request] = deque()
-        self._running: dict[int, Request] = {}  # by place
-        self._reading: deque[Request] = deque()  # those of the running whose prompt is not read yet, the next one first
+        self._scheduler = Scheduler(places(self.model, batch_size))
         self._ids = count()
 
     @property
     def busy(self) -> bool:
         """Whether a request waits or runs."""
-        return bool(self._waiting or self._running)
+        return self._scheduler.busy
 
     def submit(
         self, ids: Ids, sampling: Sampling = DEFAULT, *, state: State | None = None, keep_state: bool = False
@@ -84,7 +79,7 @@ class Engine:
         state at its end is kept.
         """
         request = self._request("submit", ids, sampling, state, keep_state)
-        self._waiting.append(request)
+        self._scheduler.add(request)
         return request.generation
 
     def step(self) -> list[Token]:
@@ -92,17 +87,7 @@ class Engine:
 
         If it is interrupted, requests that run end with an error, those that wait do not, and the engine stays usable.
         """
-        try:
-            with torch.inference_mode():
-                self._admit()
-                self._read_prompts()
-                return self._decode()
-        except BaseException as error:
-            for request in self._running.values():
-                self._fail(request, f"the engine's step ended with {type(error).__name__}: {error}")
-            raise
-        finally:
-            self._clear_places()
+        return self._scheduler.step()
 
     def stream(
         self, ids: Ids, sampling: Sampling = DEFAULT, *, state: State | None = None, keep_state: bool = False
@@ -116,7 +101,7 @@ class Engine:
     @overload
     def generate(
         self,
-        prompts: Sequence[int] | Tensor | np.ndarray,  # type: ignore[type-arg]
+        prompts: Ids,
         sampling: Sampling = DEFAULT,
         *,
         state: State | None = None,
@@ -141,6 +126,94 @@ class Engine:
         state: State | None = None,
         keep_state: bool = False,
     ) -> Completion | list[Completion]:
-        """What comes of a prompt, or of each of several; settings may be given for each. All go on from the same state
-        if one is given."""
-        ...
+        """What comes of a prompt, or of each of several, which may have settings of their own. All go on from the same
+        state if one is given."""
+        one = _is_one(prompts)
+        each = cast("list[Ids]", [prompts] if one else list(prompts))
+        settings = [sampling] * len(each) if isinstance(sampling, Sampling) else sampling
+        if not isinstance(settings, list | tuple) or len(settings) != len(each) or (one and settings is sampling):
+            raise GSAError(f"generate: sampling must be a Sampling, or one for each of several prompts ({len(each)})")
+        pairs = zip(each, settings, strict=True)
+        requests = [self._request("generate", ids, own, state, keep_state) for ids, own in pairs]
+        try:
+            self._scheduler.add(*requests)
+            completions = [self._completed(request.generation) for request in requests]
+        finally:
+            for request in requests:
+                request.generation.cancel()
+        return completions[0] if one else completions
+
+    def read(self, ids: Ids, state: State | None = None, progress: Callable[[int], None] | None = None) -> State:
+        """The state after a document of any length, from the beginning or from a state.
+
+        `progress` is called after every piece with the number of ids read so far.
+        """
+        reading = self._prompt("read", ids, state, None)
+        while not reading.done:
+            reading.advance()
+            if progress is not None:
+                progress(reading.position)
+        assert reading.state is not None
+        assert reading.logits is not None
+        if not bool(reading.logits.isfinite().all()):
+            raise GSAError(f"read: {NOT_FINITE}")
+        return reading.snapshot(reading.state.clone(), reading.logits.clone())
+
+    def _completed(self, generation: Generation) -> Completion:
+        while not generation.done:
+            self.step()
+        return generation.completion()
+
+    def _streamed(self, request: Request) -> Generator[Token, None, None]:
+        generation, sent = request.generation, 0
+        try:
+            self._scheduler.add(request)
+            while sent < len(generation.tokens) or not generation.done:
+                if sent == len(generation.tokens):
+                    self.step()
+                    continue
+                yield generation.token(sent)
+                sent += 1
+            generation.completion()  # raises if it ended with an error
+        finally:
+            generation.cancel()
+
+    def _prompt(self, what: str, ids: Ids, state: State | None, prefixes: PrefixCache | None) -> Reading:
+        """A prompt that can be read, from a state that fits."""
+        checked = checked_ids(ids, self.model.vocab_size, what)
+        if state is None:
+            if not len(checked):
+                raise GSAError(f"{what}: there are no ids, and there is no state to go on from")
+        elif not isinstance(state, State):
+            raise GSAError(f"{what}: state must be a gsa.State, got {type(state).__name__}")
+        else:
+            with raised_by(what):
+                state.check(self.model)
+        return Reading(self.model, checked, state, prefixes)
+
+    def _request(self, what: str, ids: Ids, sampling: Sampling, state: State | None, keep_state: bool) -> Request:
+        if not isinstance(sampling, Sampling):
+            raise GSAError(f"{what}: sampling must be a Sampling, got {type(sampling).__name__}")
+        vocab_size = self.model.vocab_size
+        for token in sampling.stop:
+            if token >= vocab_size:
+                raise GSAError(f"{what}: stop has the id {token}, the vocabulary ends with {vocab_size - 1}")
+        reading = self._prompt(what, ids, state, self.prefixes)
+        generation = Generation(self._scheduler, next(self._ids), len(reading.ids), sampling)
+        return Request(generation, reading, Sampler(sampling, reading.ids, vocab_size), keep_state)
+
+
+def _loaded(model: Model | LM | str | Path, weights: str) -> Model:
+    if not isinstance(model, Model):
+        if not isinstance(model, LM | str | Path):
+            raise GSAError(f"engine: model must be a Model, an LM, a name or a folder, got {type(model).__name__}")
+        return Model.load(model, weights)
+    if weights not in ("auto", model.weights):
+        raise GSAError(f"engine: weights {weights!r} were asked for, the model has {model.weights!r}")
+    return model
+
+
+def _is_one(prompts: object) -> bool:
+    """Whether this is one prompt, which may be empty, and not several."""
+    many = isinstance(prompts, list | tuple)
+    return not (many and any(isinstance(ids, list | tuple | Tensor | np.ndarray) for ids in prompts))

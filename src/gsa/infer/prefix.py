@@ -17,21 +17,23 @@ class Prefix(NamedTuple):
     tokens: int
     state: ModelState
     logits: Tensor
-
-    @property
-    def nbytes(self) -> int:
-        return self.state.nbytes + self.logits.nbytes
+    nbytes: int
 
 
 class PrefixCache:
     """Prefixes by the TokenHash of their tokens, of so many bytes in all; the least recently used ones make room."""
 
     def __init__(self, limit: int):
-        self.limit, self.nbytes = limit, 0
+        self.limit = limit
         self._prefixes: OrderedDict[bytes, Prefix] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._prefixes)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all prefixes."""
+        return sum(prefix.nbytes for prefix in self._prefixes.values())
 
     @property
     def longest(self) -> int:
@@ -46,13 +48,12 @@ class PrefixCache:
                 return self._prefixes[digest]
         return None
 
-    def put(self, digest: bytes, prefix: Prefix) -> None:
-        """Keeps a prefix, unless it alone is larger than the limit."""
-        if prefix.nbytes > self.limit:
+    def put(self, digest: bytes, tokens: int, state: ModelState, logits: Tensor) -> None:
+        """Keeps what is known after so many tokens, unless it alone is larger than the limit."""
+        nbytes = state.nbytes + logits.nbytes
+        if nbytes > self.limit:
             return
-        if digest in self._prefixes:
-            self.nbytes -= self._prefixes.pop(digest).nbytes
-        self._prefixes[digest] = prefix
-        self.nbytes += prefix.nbytes
+        self._prefixes[digest] = Prefix(tokens, state, logits, nbytes)
+        self._prefixes.move_to_end(digest)
         while self.nbytes > self.limit:
-            self.nbytes -= self._prefixes.popitem(last=False)[1].nbytes
+            self._prefixes.popitem(last=False)

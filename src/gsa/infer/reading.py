@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gsa.errors import GSAError
 from gsa.infer.model import PIECE, Model
-from gsa.infer.prefix import Prefix, PrefixCache
+from gsa.infer.prefix import PrefixCache
 from gsa.infer.state import State
 from gsa.infer.tokens import TokenHash
 from gsa.mixers.layout import describe
@@ -56,7 +56,7 @@ class Reading:
         self.position += len(piece)
         if self._prefixes is not None and len(piece) == PIECE:
             digest = self._digests_up_to(self.position)[-1]
-            self._prefixes.put(digest, Prefix(self.position, self.state, self.logits))
+            self._prefixes.put(digest, self.position, self.state, self.logits)
         return len(piece)
 
     def _skipped(self) -> bool:

@@ -13,7 +13,7 @@ from gsa.infer.sampling import Choice, Sampler, Sampling
 from gsa.infer.state import State
 
 if TYPE_CHECKING:
-    from gsa.infer.engine import Engine
+    from gsa.infer.scheduler import Scheduler
 
 Alternatives = list[tuple[int, float]]
 """Tokens with their log-probabilities, the likeliest first."""
@@ -53,7 +53,7 @@ class Completion:
 class Generation:
     """A request on its way, made by `Engine.submit`; it fills up while the engine steps."""
 
-    def __init__(self, engine: Engine, id: int, prompt_tokens: int, settings: Sampling):
+    def __init__(self, scheduler: Scheduler, id: int, prompt_tokens: int, settings: Sampling):
         self.id, self.prompt_tokens, self.cached_tokens = id, prompt_tokens, 0
         self.tokens: list[int] = []
         self.logprobs: list[float] | None = None if settings.logprobs is None else []
@@ -64,7 +64,7 @@ class Generation:
         """What went wrong."""
         self.kept: State | None = None
         """The state at the end, if it was to be kept."""
-        self._engine = engine
+        self._scheduler = scheduler
 
     def __repr__(self) -> str:
         return f"Generation({self.id}, {self.prompt_tokens} + {len(self.tokens)} tokens, {self.reason or 'not done'})"
@@ -76,11 +76,11 @@ class Generation:
 
     def cancel(self) -> None:
         """Ends it and gives its place to another; what came out stays. Later calls do nothing."""
-        self._engine.cancel(self)
+        self._scheduler.cancel(self)
 
     def state(self) -> State:
         """The state after the prompt and all tokens so far: while it goes on, and at the end if it was to be kept."""
-        return self._engine.state_of(self)
+        return self._scheduler.state_of(self)
 
     def add(self, choice: Choice) -> Token:
         """Takes a token in."""
@@ -114,7 +114,8 @@ class Request:
     reading: Reading
     sampler: Sampler
     keep_state: bool
-    place: int | None = None
+    place: int = -1
+    """Where its state is, once it has been admitted."""
     begun: bool = False
     """Whether the prompt is read, and the place holds its state."""
     unread: int | None = None

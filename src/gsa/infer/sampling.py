@@ -119,6 +119,7 @@ class Sampler:
 def choose(logits: Tensor, samplers: Sequence[Sampler]) -> list[Choice | None]:
     """The next token of N requests by the scores [N, V]; None where scores are not finite."""
     logits = logits.cpu()
+    # A sum is much faster than looking at each, and is finite if and only if they are (short of overflow).
     finite = logits.sum(1).isfinite().tolist()
     likeliest = logits.max(1).indices.tolist() if any(sampler.plain for sampler in samplers) else []
     choices: list[Choice | None] = []
@@ -150,7 +151,7 @@ def kept(scores: Tensor, settings: Sampling) -> Tensor:
 
 
 def drawn(weights: Tensor, chance: float) -> int:
-    """The id at which the sum of the weights [V], taken in the order of ids, passes `chance` (in [0, 1)) of the whole."""
+    """The id at which the sum of the weights [V], in the order of ids, passes `chance` (below 1) of the whole."""
     sums = weights.cumsum(0)
     return int(torch.searchsorted(sums, sums[-1] * chance, right=True))
 

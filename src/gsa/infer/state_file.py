@@ -51,7 +51,7 @@ class Kind(NamedTuple):
         return next(dtype for dtype, name in DTYPES.items() if name == self.dtype)
 
     def __str__(self) -> str:
-        return f"{self.dtype} {list(self.shape)}"
+        return f"{self.dtype} {_shown(list(self.shape))}"
 
 
 def kind_of(x: Tensor) -> Kind:
@@ -66,7 +66,7 @@ def check_kinds(found: Mapping[str, Kind], expected: Mapping[str, Kind]) -> None
             raise GSAError(f"tensor {name} is missing")
     for name, kind in found.items():
         if name not in expected:
-            raise GSAError(f"tensor {reprlib.repr(name)} is not part of a state of this model")
+            raise GSAError(f"tensor {_shown(name)} is not part of a state of this model")
         if kind != expected[name]:
             raise GSAError(f"tensor {name} is {kind}, the model asks for {expected[name]}")
 
@@ -165,7 +165,7 @@ def _read_header(file: BufferedReader, size: int) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise GSAError(f"the header is not JSON as safetensors has it: {error}") from None
     if not isinstance(entries, dict):
-        raise GSAError(f"the header is not a JSON object, but {reprlib.repr(entries)}")
+        raise GSAError(f"the header is not a JSON object, but {_shown(entries)}")
     return entries
 
 
@@ -173,7 +173,7 @@ def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in pairs:
         if name in found:
-            raise ValueError(f"{reprlib.repr(name)} stands there more than once")
+            raise ValueError(f"{_shown(name)} stands there more than once")
         found[name] = value
     return found
 
@@ -196,15 +196,15 @@ def _checked_metadata(metadata: object) -> dict[str, str]:
     if version != str(VERSION):
         newer = isinstance(version, str) and re.fullmatch("[1-9][0-9]*", version)
         by = "; it was written by a newer gsa" if newer else ""
-        raise GSAError(f"version {reprlib.repr(version)} of the format, this gsa reads {VERSION}{by}")
+        raise GSAError(f"version {_shown(version)} of the format, this gsa reads {VERSION}{by}")
     patterns = {"format": FORMAT, "version": str(VERSION), **FIELDS, "content": DIGEST}
     for name, pattern in patterns.items():
         value = metadata.get(name)
         if not isinstance(value, str) or not re.fullmatch(pattern, value):
-            raise GSAError(f"metadata: {name} is {reprlib.repr(value)}, expected {pattern}")
+            raise GSAError(f"metadata: {name} is {_shown(value)}, expected {pattern}")
     for name in metadata:
         if name not in patterns:
-            raise GSAError(f"metadata: unknown field {reprlib.repr(name)}")
+            raise GSAError(f"metadata: unknown field {_shown(name)}")
     return metadata
 
 
@@ -212,11 +212,14 @@ def _kind(name: str, entry: object) -> Kind:
     """The kind of a tensor as the header tells it."""
     if isinstance(entry, dict) and entry.keys() == {"dtype", "shape", "data_offsets"}:
         dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-        if isinstance(dtype, str) and _sizes(shape) and _sizes(offsets):
+        if isinstance(dtype, str) and re.fullmatch("[A-Z0-9_]{1,9}", dtype) and _sizes(shape) and _sizes(offsets):
             return Kind(dtype, tuple(shape))
-    raise GSAError(
-        f"tensor {reprlib.repr(name)} is described as {reprlib.repr(entry)}, expected dtype, shape and data_offsets"
-    )
+    raise GSAError(f"tensor {_shown(name)} is described as {_shown(entry)}, expected dtype, shape and data_offsets")
+
+
+def _shown(value: object) -> str:
+    """What stands in a file, short enough for an error."""
+    return reprlib.repr(value)[:100]
 
 
 def _sizes(numbers: object) -> bool:
@@ -229,7 +232,7 @@ def _check_places(entries: Mapping[str, Any], kinds: Mapping[str, Kind], size: i
     for name, entry in entries.items():
         start, end = end, end + kinds[name].nbytes
         if entry["data_offsets"] != [start, end]:
-            raise GSAError(f"tensor {name} lies at {entry['data_offsets']}, expected [{start}, {end}]")
+            raise GSAError(f"tensor {name} lies at {_shown(entry['data_offsets'])}, expected [{start}, {end}]")
     if size != end:
         what = "truncated" if size < end else "longer than it should be"
         raise GSAError(f"{what}: {size} bytes of tensors, the header tells of {end}")

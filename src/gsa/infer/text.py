@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from gsa.data.tokenizer import Tokenizer, load_tokenizer
 from gsa.errors import GSAError
 from gsa.files import read_json
-from gsa.infer.engine import Engine, Generation, Token
+from gsa.infer.engine import Engine
+from gsa.infer.requests import Generation, Token
 from gsa.infer.sampling import Sampling
 from gsa.infer.state import State
 from gsa.infer.vocabulary import vocabulary
@@ -64,6 +65,12 @@ class Detokenizer:
             return ""
         self._context, self._waiting = ids[-CONTEXT:], []
         return text
+
+
+def detokenized(tokenizer: Tokenizer, ids: Iterable[int], *, continues: bool = False) -> str:
+    """The text of all ids."""
+    text = Detokenizer(tokenizer, continues=continues)
+    return "".join([*map(text.add, ids), text.end()])
 
 
 class StopStrings:
@@ -133,7 +140,8 @@ class TextEngine:
     def __init__(self, engine: Engine, tokenizer: Tokenizer, ends: Iterable[int] = ()) -> None:
         """`ends`: tokens that end a text beside the tokenizer's own."""
         self.engine, self.tokenizer = engine, tokenizer
-        self.ends = tuple(sorted({tokenizer.eos_id, *ends}))
+        # An id beyond the model's vocabulary never comes.
+        self.ends = tuple(sorted(end for end in {tokenizer.eos_id, *ends} if end < engine.model.vocab_size))
 
     @classmethod
     def load(cls, model: str | Path = "gsa-tiny", weights: str = "auto", *, batch_size: int = 1) -> TextEngine:
@@ -145,7 +153,7 @@ class TextEngine:
         return cls(engine, load_tokenizer(folder), _ends(folder))
 
     def encode(self, text: str, *, continues: bool = False) -> NDArray[np.int64]:
-        """The ids of a text, behind what the tokenizer puts in front of one; or, if it continues another, only its own."""
+        """The ids of a text; unless it continues another, behind what the tokenizer puts in front of one."""
         (ids,) = self.tokenizer.encode([text], continues=continues)
         lead = () if continues else vocabulary(self.tokenizer).lead
         return np.concatenate([np.asarray(lead, np.int64), ids.astype(np.int64)])
@@ -194,17 +202,32 @@ class Writing:
         self.generation.cancel()
 
     def _run(self) -> Generator[Piece, None, None]:
-        found = False
+        generation, found = self.generation, False
         try:
-            while not (found or self.generation.done):
-                mine = [token for token in self._engine.step() if token.request is self.generation]
+            while not (found or generation.done):
+                mine = [token for token in self._engine.step() if token.request is generation]
                 for token in mine:
                     text, found = self._stops.add(self._text.add(token.id))
                     if found:
-                        self.generation.cancel()  # before the piece is given, so that nobody waits for more
+                        generation.cancel()  # at once: who reads the piece may take long
                     yield Piece(text, token)
                 if not mine:
                     yield Piece()
         finally:
-            self.generation.cancel()
-        ...
+            generation.cancel()
+        if generation.error is not None:
+            raise GSAError(generation.error)
+        rest, found_last = ("", True) if found else self._stops.add(self._text.end())
+        yield Piece(rest + self._stops.end(), reason="stop" if found_last else generation.reason)
+
+
+def _ends(folder: Path) -> list[int]:
+    """The tokens that end a text by the files beside a model."""
+    found: list[int] = []
+    for path in (folder / name for name in ENDS):
+        ends = read_json(path).get("eos_token_id") if path.exists() else None
+        for end in ends if isinstance(ends, list) else [ends]:
+            if end is not None and (type(end) is not int or end < 0):
+                raise GSAError(f"{path}: eos_token_id must be a token or a list of them, got {ends!r}")
+            found += [] if end is None else [end]
+    return found

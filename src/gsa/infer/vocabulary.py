@@ -79,7 +79,8 @@ def _firsts(pairs: list[list[Any]]) -> list[str]:
 
 def _spelt(names: dict[int, str], size: int) -> tuple[bytes, ...]:
     # The letter that such tokenizers write for each byte is the name of that byte's id in the tokenizer of bytes.
-    letters = {name: id_ for name, id_ in json.loads(BytesTokenizer().files()[JSON])["model"]["vocab"].items() if id_ < 256}
+    of_bytes = json.loads(BytesTokenizer().files()[JSON])["model"]["vocab"]
+    letters = {name: id_ for name, id_ in of_bytes.items() if id_ < 256}
     spelt = [b""] * size
     for id_, name in names.items():
         if all(letter in letters for letter in name):
@@ -101,5 +102,6 @@ def _lead(post_processor: Any) -> tuple[int, ...]:
     from tokenizers import Tokenizer as Runner
 
     word = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}
-    encoding = Runner.from_str(json.dumps({"version": "1.0", "model": word, "post_processor": post_processor})).encode("a")
+    content = {"version": "1.0", "model": word, "post_processor": post_processor}
+    encoding = Runner.from_str(json.dumps(content)).encode("a")
     return tuple(encoding.ids[: encoding.special_tokens_mask.index(0)])

@@ -1,0 +1,204 @@
+"""`gsa generate`."""
+
+from __future__ import annotations
+
+import json as json_module
+import secrets
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from gsa.cli.console import Weights
+
+if TYPE_CHECKING:
+    from gsa.infer.text import Piece, TextEngine, Writing
+
+
+def generate(
+    prompt: str = "",
+    *,
+    file: str | None = None,
+    model: str = "gsa-tiny",
+    weights: Weights = "auto",
+    max_tokens: int = 256,
+    temperature: float = 0.8,
+    top_k: int = 0,
+    top_p: float = 0.95,
+    min_p: float = 0.0,
+    repetition_penalty: float = 1.0,
+    seed: int | None = None,
+    stop: list[str] | None = None,
+    logprobs: int | None = None,
+    state: str | None = None,
+    save_state: str | None = None,
+    threads: int | None = None,
+    echo: bool = False,
+    json: bool = False,
+    stats: bool = False,
+) -> None:
+    """Continues a text, and prints the continuation as it is made.
+
+    The prompt is not repeated. The text ends after so many tokens, where the model ends it, before a stop string, or
+    with Ctrl-C, and then a line end is printed. Everything else goes to standard error. On a terminal, control
+    characters are spelt out.
+
+    Args:
+        prompt: The text to continue. It may be left out with --file or --state. One that begins with - goes behind --.
+        file: File with the text to continue, - for standard input; a prompt comes behind it.
+        model: gsa-tiny, or a folder of a model with its tokenizer, or of a run, whose newest whole checkpoint is taken.
+        weights: Format of the weights in memory; auto is bf16 for weights stored in half precision, else fp32.
+        max_tokens: Tokens at most.
+        temperature: Below 1 likely tokens become likelier; 0 always takes the likeliest.
+        top_k: Choose among so many of the likeliest tokens; 0 is all.
+        top_p: Choose among the likeliest tokens that have this probability together.
+        min_p: Choose among tokens with at least this share of the likeliest one's probability.
+        repetition_penalty: Above 1, tokens of the prompt and the text become less likely.
+        seed: Of the random choices: the same again gives the same text. One is drawn by default; --stats tells it.
+        stop: End before this text; may be given several times.
+        logprobs: With --json, log-probabilities of all tokens, and of so many others in the place of each.
+        state: Go on from a state that was saved, instead of from nothing; the prompt goes on where it ended.
+        save_state: File to save the state behind the last token in.
+        threads: Threads of torch; its own choice by default.
+        echo: Print the prompt in front of the text.
+        json: Print one JSON object at the end instead of text.
+        stats: Tell speed, time to the first token and bytes on standard error.
+    """
+    from gsa.cli.console import CLOSED_PIPE, Output, check_place, open_model, read_text
+    from gsa.errors import GSAError
+    from gsa.infer import Sampling, State
+    from gsa.train.stop import StopWish
+
+    if logprobs is not None and not json:
+        raise GSAError("generate: --logprobs is told with --json only")
+    if save_state is not None:
+        check_place(save_state)
+    sampling = Sampling(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        seed=secrets.randbits(32) if seed is None and temperature > 0 else seed,
+        logprobs=logprobs,
+    )
+    text = ("" if file is None else read_text(file)) + prompt
+    if not text and state is None:
+        raise GSAError("generate: there is no text to continue; give a prompt, --file or --state")
+    engine = open_model(model, weights, threads)
+    start = None if state is None else State.load(state, engine.engine.model)
+    output = Output(silent=json)
+    with StopWish(quiet=True) as wish:
+        course = Course()
+        writing = engine.stream(text, sampling, stop=stop or [], state=start, keep_state=save_state is not None)
+        if echo:
+            output.write(text)
+        for piece in course.follow(writing):
+            output.write(piece.text)
+            if wish.signal is not None or output.closed:
+                writing.cancel()
+        output.write("\n")
+    facts = _stats(engine, writing, course, sampling.seed)
+    if save_state is not None:
+        _save(writing, save_state)
+    if json:
+        Output().write(json_module.dumps(_result(writing, course, text if echo else "", facts), indent=2) + "\n")
+    if stats:
+        _tell(facts)
+    if wish.signal is not None:
+        raise SystemExit(128 + wish.signal)
+    if output.closed:
+        raise SystemExit(CLOSED_PIPE)
+
+
+@dataclass
+class Course:
+    """What happened when while a text was written."""
+
+    text: list[str] = field(default_factory=list)
+    reason: str = ""
+    began: float = field(default_factory=time.monotonic)
+    first: float | None = None
+    """When the first token came."""
+    last: float | None = None
+
+    def follow(self, writing: Writing) -> Iterator[Piece]:
+        """Passes all pieces on; shows on the terminal how far a long prompt is read."""
+        from gsa.cli.console import ReadingBar
+        from gsa.infer.model import PIECE
+
+        read = 0
+        with ReadingBar(writing.generation.prompt_tokens) as bar:
+            for piece in writing:
+                if piece.token is None and piece.reason is None:
+                    read += PIECE
+                    bar.update(read)
+                else:
+                    bar.stop()
+                if piece.token is not None:
+                    self.last = time.monotonic()
+                    self.first = self.first or self.last
+                self.text.append(piece.text)
+                self.reason = piece.reason or self.reason
+                yield piece
+
+
+def _save(writing: Writing, path: str) -> None:
+    kept = writing.generation.kept
+    if kept is None:
+        print("gsa: the prompt was not read to its end; no state is saved", file=sys.stderr)
+        return
+    kept.save(path)
+    print(f"gsa: {path}: the state after {kept.tokens:,} tokens", file=sys.stderr)
+
+
+def _stats(engine: TextEngine, writing: Writing, course: Course, seed: int | None) -> dict[str, Any]:
+    """Figures of a text that was written; None where there is nothing to measure."""
+    model, generation = engine.engine.model, writing.generation
+    waited = None if course.first is None else course.first - course.began
+    made, spent = len(generation.tokens) - 1, (course.last or 0) - (course.first or 0)
+    return {
+        "seed": seed,
+        "prompt_tokens": generation.prompt_tokens,
+        "prompt_tokens_per_second": None if not waited else generation.prompt_tokens / waited,
+        "seconds_to_first_token": waited,
+        "tokens": len(generation.tokens),
+        "tokens_per_second": made / spent if made > 0 and spent > 0 else None,
+        "state_bytes": model.state_bytes,
+        "weight_bytes": model.nbytes,
+        "weights": model.weights,
+    }
+
+
+def _result(writing: Writing, course: Course, before: str, facts: dict[str, Any]) -> dict[str, Any]:
+    """What --json prints."""
+    generation = writing.generation
+    found: dict[str, Any] = {
+        "text": before + "".join(course.text),
+        "tokens": generation.tokens,
+        "reason": course.reason,
+    }
+    if generation.logprobs is not None:
+        found |= {"logprobs": generation.logprobs, "top": generation.top}
+    return {**found, "seed": facts["seed"], "stats": {key: value for key, value in facts.items() if key != "seed"}}
+
+
+def _tell(facts: dict[str, Any]) -> None:
+    from gsa.files import byte_count
+
+    state = facts["state_bytes"]
+    lines = []
+    if facts["seconds_to_first_token"] is not None:
+        lines.append(
+            f"first token after {facts['seconds_to_first_token']:.3f} s: {facts['prompt_tokens']:,} tokens of prompt, "
+            f"{facts['prompt_tokens_per_second']:,.0f} tokens/s"
+        )
+    rate = facts["tokens_per_second"]
+    lines.append(f"{facts['tokens']:,} tokens" + ("" if rate is None else f", {rate:,.1f} tokens/s"))
+    lines.append(f"state {'grows with the text' if state is None else byte_count(state)}")
+    lines.append(f"weights {byte_count(facts['weight_bytes'])}, {facts['weights']}")
+    if facts["seed"] is not None:
+        lines.append(f"seed {facts['seed']}")
+    print("\n".join(f"gsa: {line}" for line in lines), file=sys.stderr)

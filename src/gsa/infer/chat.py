@@ -1,0 +1,199 @@
+"""Conversations: a model's chat template, and turns that go on from the state of the one before."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gsa.data.tokenizer import CONFIG, Tokenizer
+from gsa.errors import GSAError
+from gsa.files import read_json
+from gsa.infer.sampling import Sampling
+from gsa.infer.state import State
+from gsa.infer.text import Piece, TextEngine, Writing, detokenized
+from gsa.infer.vocabulary import vocabulary
+
+TEMPLATE, NAMES = "chat_template.jinja", "special_tokens_map.json"
+ROLES = ("system", "user", "assistant")
+PRIVATE = range(0xF0000, 0xFFFFE)
+"""Characters that mean nothing, one of which stands for names that are not to be taken for special tokens."""
+
+Message = dict[str, str]
+"""With a `role` and a `content`."""
+Segment = str | int
+"""Text, or a special token by its id."""
+
+
+class ChatTemplate:
+    """Turns conversations into what the model was trained to read.
+
+    Special tokens of the template become their ids. Their names within messages are only text.
+    """
+
+    def __init__(self, template: str, tokenizer: Tokenizer, names: dict[str, str] | None = None) -> None:
+        """`names`: what the template knows special tokens by, as in {"bos_token": "<s>"}."""
+        self.template, self.tokenizer, self.names = template, tokenizer, names or {}
+        self._vocabulary = vocabulary(tokenizer)
+        self._special = {token.name: token for token in self._vocabulary.special}
+        longest_first = sorted(self._special, key=len, reverse=True)
+        self._in_text = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        self._in_template = re.compile("|".join(map(self._with_space, longest_first)) or "(?!)")
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> ChatTemplate:
+        """The template beside a tokenizer: in a file of its own, or in tokenizer_config.json."""
+        folder = Path(tokenizer.name)
+        config = read_json(folder / CONFIG) if (folder / CONFIG).exists() else {}
+        known = read_json(folder / NAMES) if (folder / NAMES).exists() else {}
+        template = _template(folder, config)
+        if template is None:
+            raise GSAError(
+                f"chat: {folder} has no chat template ({TEMPLATE}, or chat_template in {CONFIG}): the model was not "
+                "made for conversations; `gsa generate` continues texts with it"
+            )
+        return cls(template, tokenizer, _names(known) | _names(config))
+
+    def _with_space(self, name: str) -> str:
+        """The pattern of a special token, with the white space that it takes with it."""
+        token = self._special[name]
+        return (r"\s*" if token.takes_left else "") + re.escape(name) + (r"\s*" if token.takes_right else "")
+
+    def render(self, messages: Sequence[Message]) -> list[Segment]:
+        """A conversation up to where the assistant's next message begins."""
+        text = "".join(message["content"] for message in messages) + self.template
+        mark = next(chr(code) for code in PRIVATE if chr(code) not in text)
+        typed: list[str] = []
+
+        def put_aside(found: re.Match[str]) -> str:
+            typed.append(found[0])
+            return f"{mark}{len(typed) - 1}{mark}"
+
+        guarded = [{**message, "content": self._in_text.sub(put_aside, message["content"])} for message in messages]
+        rendered, segments, end = self._rendered(guarded), list[Segment](), 0
+        for found in self._in_template.finditer(rendered):
+            segments += [rendered[end : found.start()], self._special[found[0].strip()].id]
+            end = found.end()
+        segments.append(rendered[end:])
+        put_back = re.compile(f"{mark}(\\d+){mark}")
+        texts = [put_back.sub(lambda found: typed[int(found[1])], s) if isinstance(s, str) else s for s in segments]
+        return [segment for segment in texts if segment != ""]
+
+    def _rendered(self, messages: list[Message]) -> str:
+        from transformers.utils import chat_template_utils
+
+        render: Any = chat_template_utils.render_jinja_template  # in a sandbox: templates come from anywhere
+        try:
+            (text,), _ = render([messages], chat_template=self.template, add_generation_prompt=True, **self.names)
+        except Exception as error:  # a template is a program, which may fail in any way
+            raise GSAError(f"chat: the model's template cannot take this conversation: {error}") from None
+        return str(text)
+
+    def encode(self, segments: Sequence[Segment], after: Segment | None = None) -> NDArray[np.int64]:
+        """The ids of segments that come after another one, or begin."""
+        parts = [np.empty(0, np.int64)]
+        for segment in segments:
+            if isinstance(segment, int):
+                parts.append(np.array([segment]))
+            else:
+                parts += self.tokenizer.encode([segment], continues=self.continues(after))
+            after = segment
+        return np.concatenate(parts).astype(np.int64)
+
+    def continues(self, after: Segment | None) -> bool:
+        """Whether a text after this segment goes without the space that some tokenizers put in front of texts."""
+        return isinstance(after, str) or (after is not None and self._vocabulary.prefix_once)
+
+
+class Chat:
+    """A conversation. What was read once is not read again, unless the template tells the past differently later.
+
+    >>> chat = Chat(TextEngine.load("models/assistant"), Sampling(max_tokens=100))
+    >>> for piece in chat.reply("What is a slot?"):
+    ...     print(piece.text, end="")
+    """
+
+    def __init__(self, engine: TextEngine, sampling: Sampling | None = None, system: str | None = None) -> None:
+        self.engine, self.sampling = engine, sampling or Sampling()
+        self.template = ChatTemplate.of(engine.tokenizer)
+        self._system: list[Message] = [] if system is None else [{"role": "system", "content": system}]
+        self._writing: Writing | None = None
+        self.reset()
+
+    def reset(self) -> None:
+        """Begins anew."""
+        self.messages: list[Message] = list(self._system)
+        self.state: State | None = None
+        """After the last reply."""
+        self._read: list[Segment] = []
+
+    def reply(self, text: str) -> Iterator[Piece]:
+        """The assistant's answer, piece by piece; the conversation goes on from it when the last piece was taken."""
+        asked = [*self.messages, {"role": "user", "content": text}]
+        whole = self.template.render(asked)
+        rest = None if self.state is None else rest_of(whole, self._read)
+        state, after = (None, None) if rest is None else (self.state, self._read[-1])
+        ids = self.template.encode(whole if rest is None else rest, after)
+        self._writing = writing = self.engine.stream(ids, self.sampling, state=state, keep_state=True, continues=False)
+        said = []
+        try:
+            for piece in writing:
+                said.append(piece.text)
+                yield piece
+        finally:
+            writing.close()
+        if writing.generation.kept is not None:  # else it was cancelled before all of the question was read
+            self.messages = [*asked, {"role": "assistant", "content": "".join(said)}]
+            self.state, self._read = writing.generation.kept, self._with_reply(whole, writing.generation.tokens)
+
+    def _with_reply(self, asked: list[Segment], ids: list[int]) -> list[Segment]:
+        """What the model has read after a reply; special tokens in that stand for themselves."""
+        segments, special = list(asked), {token.id for token in vocabulary(self.engine.tokenizer).special}
+        for is_special, group in groupby(ids, special.__contains__):
+            if is_special:
+                segments += group
+                continue
+            text = detokenized(self.engine.tokenizer, group, continues=self.template.continues(segments[-1]))
+            segments[-1:] = [segments[-1] + text] if isinstance(segments[-1], str) else [segments[-1], text]
+        return segments
+
+    def cancel(self) -> None:
+        """Ends the reply that is being written; what there is of it counts."""
+        if self._writing is not None:
+            self._writing.cancel()
+
+
+def rest_of(whole: list[Segment], read: list[Segment]) -> list[Segment] | None:
+    """What of a conversation comes after what was read of it; None if it does not begin with that."""
+    *before, last = read
+    if whole[: len(before)] != before or len(whole) < len(read):
+        return None
+    here, later = whole[len(before)], whole[len(read) :]
+    if isinstance(here, str) and isinstance(last, str):
+        return [*filter(None, [here[len(last) :]]), *later] if here.startswith(last) else None
+    return later if here == last else None
+
+
+def _template(folder: Path, config: dict[str, Any]) -> str | None:
+    if (folder / TEMPLATE).exists():
+        return (folder / TEMPLATE).read_text(encoding="utf-8")
+    found = config.get("chat_template")
+    if isinstance(found, list):  # several by name
+        named = {entry.get("name"): entry.get("template") for entry in found if isinstance(entry, dict)}
+        found = named.get("default")
+    return found if isinstance(found, str) else None
+
+
+def _names(config: dict[str, Any]) -> dict[str, str]:
+    """The special tokens that a file names, as in eos_token."""
+    found = {}
+    for key, token in config.items():
+        content = token.get("content") if isinstance(token, dict) else token
+        if key.endswith("_token") and isinstance(content, str):
+            found[key] = content
+    return found

@@ -1,0 +1,189 @@
+"""Scheduler: requests in the places of a model, whatever comes, goes or goes wrong.
+
+A step reads one piece of the prompts that wait for it, in turns, and then makes one token for every request whose
+prompt is read. Shape letters: V vocabulary, N requests.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from gsa.errors import GSAError
+from gsa.infer.model import PIECE
+from gsa.infer.places import Places
+from gsa.infer.requests import Generation, Request, Token
+from gsa.infer.sampling import choose
+from gsa.infer.state import State
+
+NOT_FINITE = "the model's scores are not finite"
+
+
+class Scheduler:
+    """Gives the places to requests in the order in which they come."""
+
+    def __init__(self, places: Places):
+        self._places = places
+        self._waiting: deque[Request] = deque()
+        self._running: dict[int, Request] = {}  # by place
+        self._reading: deque[Request] = deque()  # those of the running whose prompt is not read yet, the next one first
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request waits or runs."""
+        return bool(self._running) or any(not request.done for request in self._waiting)
+
+    def add(self, *requests: Request) -> None:
+        """Lets requests wait for places."""
+        self._waiting.extend(requests)
+
+    def step(self) -> list[Token]:
+        """The tokens of one round."""
+        with self._guarded():
+            self._admit()
+            self._read_prompts()
+            return self._decode()
+
+    def cancel(self, generation: Generation) -> None:
+        """Ends a generation, if it is not done. One that waits is skipped when its turn comes."""
+        request = self._found(generation)
+        if request is not None:
+            with self._guarded():
+                self._end(request, "cancelled")
+        elif not generation.done:
+            generation.reason = "cancelled"
+
+    def state_of(self, generation: Generation) -> State:
+        """The state of a generation that goes on, or was to be kept."""
+        if generation.kept is not None:
+            return generation.kept
+        if generation.done:
+            raise GSAError(f"request {generation.id}: it is done, and its state was not kept (keep_state)")
+        request = self._found(generation)
+        if request is None or not request.begun:
+            raise GSAError(f"request {generation.id}: its prompt is not read yet, so it has no state")
+        with self._guarded():
+            return self._snapshot(request)
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Around all that changes places: whatever is raised, no place stays with a state that is half made."""
+        self._tidy()  # again, if that was interrupted
+        try:
+            with torch.inference_mode():
+                yield
+        except BaseException as error:
+            for request in self._running.values():
+                self._fail(request, f"the engine was interrupted by {type(error).__name__}: {error}")
+            raise
+        finally:
+            self._tidy()
+
+    def _tidy(self) -> None:
+        """Wipes the places of requests that are done."""
+        self._reading = deque(request for request in self._reading if not request.done)
+        for place, request in [*self._running.items()]:
+            if request.done:
+                self._places.clear(place)
+                del self._running[place]
+
+    def _admit(self) -> None:
+        """Gives places to requests that wait."""
+        while self._waiting and len(self._running) < self._places.size:
+            request = self._waiting[0]
+            if not request.done:
+                request.place = next(place for place in range(self._places.size) if place not in self._running)
+                self._running[request.place] = request
+                self._reading.append(request)
+            self._waiting.popleft()  # last, so that an interruption loses none
+
+    def _read_prompts(self) -> None:
+        """Reads at most PIECE tokens, of prompts in turns, so that none keeps the others waiting for long."""
+        spent = 0
+        while self._reading:
+            request = self._reading[0]
+            reading = request.reading
+            if spent and spent + len(reading.piece) > PIECE:
+                return
+            if not reading.done:
+                spent += reading.advance()
+            if reading.done:
+                self._begin(request)
+                self._reading.popleft()
+            else:
+                self._reading.rotate(-1)
+
+    def _begin(self, request: Request) -> None:
+        """Puts the state after a prompt in its place."""
+        reading = request.reading
+        assert reading.state is not None
+        self._places.put(request.place, reading.state)
+        request.logits, request.begun = reading.logits, True
+        request.generation.cached_tokens = reading.cached
+        reading.state = reading.logits = None
+        if request.sampler.settings.max_tokens == 0:
+            self._end(request, "length")
+
+    def _decode(self) -> list[Token]:
+        """One token for every request whose prompt is read."""
+        running = [request for request in self._running.values() if request.begun and not request.done]
+        last = [(request, request.unread) for request in running if request.unread is not None]
+        first = [(request, request.logits) for request in running if request.logits is not None]
+        tokens = []
+        if last:
+            logits = self._places.step([token for _, token in last], [request.place for request, _ in last])
+            tokens += self._continue([request for request, _ in last], logits)
+        if first:
+            logits = torch.stack([logits for _, logits in first])
+            tokens += self._continue([request for request, _ in first], logits)
+        return tokens
+
+    def _continue(self, requests: list[Request], logits: Tensor) -> list[Token]:
+        """Takes the next token of requests by the scores [N, V]."""
+        tokens: list[Token] = []
+        ended: list[tuple[Request, str]] = []
+        choices = choose(logits, [request.sampler for request in requests])
+        for request, choice, scores in zip(requests, choices, logits, strict=True):
+            generation, settings = request.generation, request.sampler.settings
+            request.unread = request.logits = None
+            if choice is None:
+                self._fail(request, NOT_FINITE)
+            elif choice.id in settings.stop:
+                request.logits = scores.clone()  # the next step may use their memory again
+                ended.append((request, "stop"))
+            else:
+                request.unread = choice.id
+                tokens.append(generation.add(choice))
+                if len(generation.tokens) == settings.max_tokens:
+                    ended.append((request, "length"))
+        for request, reason in ended:
+            self._end(request, reason)
+        return tokens
+
+    def _end(self, request: Request, reason: str) -> None:
+        if request.keep_state and request.begun:
+            request.generation.kept = self._snapshot(request)
+        request.generation.reason = reason
+
+    def _fail(self, request: Request, message: str) -> None:
+        if not request.done:
+            request.generation.error = f"request {request.generation.id}: {message}"
+            request.generation.reason = "error"
+
+    def _snapshot(self, request: Request) -> State:
+        """The state of a request after all of its tokens, the last of which may have to be read first."""
+        if request.unread is not None:
+            request.logits = self._places.step([request.unread], [request.place])[0].clone()
+            request.unread = None
+        assert request.logits is not None
+        state = self._places.take(request.place)
+        return request.reading.snapshot(state, request.logits.clone(), request.generation.tokens)
+
+    def _found(self, generation: Generation) -> Request | None:
+        """The request of a generation that runs."""
+        running = (request for request in self._running.values() if not request.done)
+        return next((request for request in running if request.generation is generation), None)

@@ -31,8 +31,8 @@ def write_tokenizer(folder: Path, *, template: str | None = CHATML, **flags: boo
     (folder / CONFIG).write_text(json.dumps(config))
 
 
-def write_model(folder: Path, *, template: str | None = CHATML) -> Path:
+def write_model(folder: Path, *, template: str | None = CHATML, case: str = "gsa") -> Path:
     """A folder with all that `gsa chat` needs."""
     write_tokenizer(folder, template=template)
-    save_model(model("gsa", vocab_size=259), folder, eos_token_id=[END_ID, 256])
+    save_model(model(case, vocab_size=259), folder, eos_token_id=[END_ID, 256])
     return folder

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import string
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -12,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gsa.data.tokenizer import CONFIG, JSON, Tokenizer, load_tokenizer
+from gsa.data.tokenizer import CONFIG, JSON, Tokenizer, config_text, load_tokenizer
 from gsa.errors import GSAError
 from gsa.infer import Sampling
-from gsa.infer.chat import Chat, ChatTemplate, rest_of
+from gsa.infer.chat import MARK, Chat, ChatTemplate, rest_of
 from gsa.infer.text import TextEngine
 from gsa.infer.tokens import TokenHash
 from tests.infer.talking import BEGIN, BEGIN_ID, CHATML, END, END_ID, write_model, write_tokenizer
@@ -56,19 +57,32 @@ def test_transformers_reads_the_same_ids(tmp_path: Path, flags: dict[str, bool])
 
 
 def sentencepiece(folder: Path, scheme: str) -> Tokenizer:
-    """Mistral's tokenizer, with the space in front put there in another way."""
-    load_tokenizer("mistral").save(folder)
-    content = json.loads((folder / JSON).read_text())
-    if scheme != "prepend":
-        content["normalizer"] = None
-        content["pre_tokenizer"] = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": False}
-    (folder / JSON).write_text(json.dumps(content))
-    config = json.loads((folder / CONFIG).read_text()) | {"split_special_tokens": False}
-    config["chat_template"] = (
+    """A tokenizer of letters and bytes like Mistral's, with the space in front of texts put there in several ways."""
+    special = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    names = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), "▁", *string.ascii_letters, "▁O"]
+    replace = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+    before = [{"type": "Prepend", "prepend": "▁"}, replace]
+    metaspace = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": False}
+    content = {
+        "version": "1.0",
+        "added_tokens": [{"id": i, "content": names[i], **special} for i in range(3)],
+        "normalizer": {"type": "Sequence", "normalizers": before} if scheme == "prepend" else None,
+        "pre_tokenizer": None if scheme == "prepend" else metaspace,
+        "model": {
+            "type": "BPE",
+            "unk_token": "<unk>",
+            "byte_fallback": True,
+            "vocab": {name: i for i, name in enumerate(names)},
+            "merges": [["▁", "O"]],
+        },
+    }
+    template = (
         "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]"
         "{% elif m.role == 'assistant' %} {{ m.content }}{{ eos_token }}{% endif %}{% endfor %}"
     )
-    (folder / CONFIG).write_text(json.dumps(config))
+    config = json.loads(config_text(eos="</s>", bos="<s>")) | {"split_special_tokens": False}
+    (folder / JSON).write_text(json.dumps(content))
+    (folder / CONFIG).write_text(json.dumps({**config, "chat_template": template}))
     return load_tokenizer(folder)
 
 
@@ -83,9 +97,8 @@ def test_transformers_reads_the_same_ids_where_texts_get_a_space(tmp_path: Path,
     assert expected[0] == 1
 
 
-typed = st.lists(st.sampled_from([BEGIN, END, "<|endoftext|>", "<|im_", "end|>", "\U000f0000", "0", "a", " "])).map(
-    "".join
-)
+PARTS = [BEGIN, END, "<|endoftext|>", "<|im_", "end|>", MARK, MARK * 2, "0", "a", " "]
+typed = st.lists(st.sampled_from(PARTS)).map("".join)
 
 
 @given(typed, typed)
@@ -125,13 +138,13 @@ def test_a_template_may_stand_in_a_file_or_have_a_name(tmp_path: Path) -> None:
     assert ChatTemplate.of(load_tokenizer(tmp_path)).template == "in a file"
     (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
     with pytest.raises(GSAError, match="cannot be read"):
-        ChatTemplate.of(load_tokenizer(tmp_path / JSON))
+        load_tokenizer(tmp_path)
 
 
 @pytest.mark.parametrize("template", [None, 5, [{"name": "tools", "template": "x"}]])
 def test_a_model_without_a_template_is_told_so(tmp_path: Path, template: object) -> None:
     write_tokenizer(tmp_path, template=template)
-    with pytest.raises(GSAError, match="has no chat template .* `gsa generate` continues texts"):
+    with pytest.raises(GSAError, match=r"has no chat template .* `gsa generate` continues texts"):
         ChatTemplate.of(load_tokenizer(tmp_path))
 
 

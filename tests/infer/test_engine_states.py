@@ -15,16 +15,16 @@ from tests.models.cases import ids, model
 
 @pytest.mark.parametrize("case", ["gsa", "attention", "hybrid"])
 def test_a_state_taken_at_any_moment_goes_on_as_the_request_does(case):
-    one = Engine(loaded(case), batch_size=2)
+    one, other = Engine(loaded(case)), Engine(loaded(case))
     prompt, sampling = ids(20), replace(SHORT, logprobs=0)
-    expected = one.generate(prompt, sampling)
+    expected = other.generate(prompt, sampling)
     generation = one.submit(prompt, sampling)
     for count in range(1, 8):
         one.step()
         state = generation.state()
         assert state.tokens == 20 + count
         assert state.digest == TokenHash.advance(TokenHash.EMPTY, [*prompt.tolist(), *generation.tokens]).hex()
-        rest = one.generate([], replace(sampling, max_tokens=8 - count), state=state)
+        rest = other.generate([], replace(sampling, max_tokens=8 - count), state=state)
         assert rest.tokens == expected.tokens[count:]
         assert rest.logprobs == expected.logprobs[count:]
     while one.busy:

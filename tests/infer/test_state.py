@@ -12,7 +12,10 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from gsa.errors import GSAError
+from gsa.infer.engine import Engine
+from gsa.infer.sampling import Sampling
 from gsa.infer.state import State
+from gsa.infer.tokens import TokenHash
 from gsa.models.hf.config import GSAConfig
 from gsa.models.hf.modeling import GSAForCausalLM
 from tests.infer.states import (
@@ -52,6 +55,21 @@ def test_a_state_comes_back_from_a_file_and_goes_on_the_same(name: str, count: i
         for layer, other in zip(after.layers, again_after.layers, strict=True)
         for key, x in other.items()
     )
+
+
+@every_mixer
+def test_an_engine_goes_on_from_a_file_as_from_memory(name: str, path: Path) -> None:
+    engine = Engine(model(name))
+    state = engine.read(ids(600))  # more than is read at once
+    state.save(path)
+    again = State.load(path, engine.model)
+    assert (again.tokens, again.digest) == (600, TokenHash.advance(TokenHash.EMPTY, ids(600)).hex())
+    answers = [
+        [token.id for token in engine.stream(ids(3, seed=1), Sampling(max_tokens=8), state=start)]
+        for start in (state, again, again.clone())
+    ]
+    assert len(answers[0]) == 8
+    assert answers[1] == answers[2] == answers[0]
 
 
 @every_mixer

@@ -61,27 +61,27 @@ def test_a_state_of_another_model_is_refused_by_its_fingerprint(path: Path) -> N
         State.load(path, model("abc"))
 
 
-@pytest.mark.parametrize(
-    ("start", "reason"),
-    [
-        (b"", "not a safetensors file: it has 0 bytes"),
-        (b"\1\0\0\0\0\0\0", "not a safetensors file: it has 7 bytes"),
-        (b"\xff" * 8, "a header of 18446744073709551615 bytes in a file of 8"),
-        (b"\x03\0\0\0\0\0\0\0{}", "a header of 3 bytes in a file of 10"),
-        (put_together(b"", b""), "the header is not JSON"),
-        (put_together(b"{", b""), "the header is not JSON"),
-        (put_together(b"\xff", b""), "the header is not JSON"),
-        (put_together("{}".encode("utf-16"), b""), "the header is not JSON"),
-        (put_together(b"[" * 100_000, b""), "the header is not JSON"),
-        (put_together(b'{"a": ' + b"9" * 5000 + b"}", b""), "a number of 5000 digits"),
-        (put_together(b'{"a": 1e5}', b""), "1e5 is not a whole number"),
-        (put_together(b'{"a": 1, "a": 1}', b""), "'a' stands there more than once"),
-        (put_together(b'"text"', b""), "not a JSON object, but 'text'"),
-        (put_together(b"{}", b""), "not a state that gsa saved"),
-        (put_together({"__metadata__": []}, b""), "not a state that gsa saved"),
-        (put_together({"__metadata__": {"format": "pt"}}, b""), "not a state that gsa saved"),
-    ],
-)
+FILES: list[tuple[bytes, str]] = [
+    (b"", "not a safetensors file: it has 0 bytes"),
+    (b"\1\0\0\0\0\0\0", "not a safetensors file: it has 7 bytes"),
+    (b"\xff" * 8, "a header of 18446744073709551615 bytes in a file of 8"),
+    (b"\x03\0\0\0\0\0\0\0{}", "a header of 3 bytes in a file of 10"),
+    (put_together(b"", b""), "the header is not JSON"),
+    (put_together(b"{", b""), "the header is not JSON"),
+    (put_together(b"\xff", b""), "the header is not JSON"),
+    (put_together("{}".encode("utf-16"), b""), "the header is not JSON"),
+    (put_together(b"[" * 100_000, b""), "the header is not JSON"),
+    (put_together(b'{"a": ' + b"9" * 5000 + b"}", b""), "a number of 5000 digits"),
+    (put_together(b'{"a": 1e5}', b""), "1e5 is not a whole number"),
+    (put_together(b'{"a": 1, "a": 1}', b""), "'a' stands there more than once"),
+    (put_together(b'"text"', b""), "not a JSON object, but 'text'"),
+    (put_together(b"{}", b""), "not a state that gsa saved"),
+    (put_together({"__metadata__": []}, b""), "not a state that gsa saved"),
+    (put_together({"__metadata__": {"format": "pt"}}, b""), "not a state that gsa saved"),
+]
+
+
+@pytest.mark.parametrize(("start", "reason"), FILES, ids=[reason for _, reason in FILES])
 def test_a_file_that_is_no_state_at_all_is_refused(start: bytes, reason: str, path: Path) -> None:
     path.write_bytes(start)
     with pytest.raises(GSAError, match=reason):

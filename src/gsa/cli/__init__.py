@@ -15,11 +15,14 @@ def main(args: list[str] | None = None) -> None:
     from gsa.bench.linear import linear
     from gsa.bench.ops import ops
     from gsa.bench.train import train as bench_train
+    from gsa.cli.chat import chat
     from gsa.cli.data import check, prepare, train_tokenizer
     from gsa.cli.doctor import doctor
     from gsa.cli.export import export
+    from gsa.cli.generate import generate
     from gsa.cli.models import import_, models
     from gsa.cli.parser import Parser, dashed
+    from gsa.cli.state import save, show
     from gsa.cli.train import options_win, run
     from gsa.errors import GSAError
     from gsa.train.settings import TrainSettings
@@ -27,6 +30,9 @@ def main(args: list[str] | None = None) -> None:
     verbs: dict[str, Any] = {
         "demo": demo,
         "doctor": doctor,
+        "generate": generate,
+        "chat": chat,
+        "state": {"_help": "What a model remembers of a text, as a file.", "save": save, "show": show},
         "models": models,
         "import": import_,
         "tokenizer": {"_help": "Tokenizers of your own.", "train": train_tokenizer},

@@ -17,7 +17,7 @@ Weights = Literal["auto", "fp32", "bf16", "int8", "int4"]
 WORTH_SHOWING = 4096  # tokens; fewer are read before anyone would look
 CLOSED_PIPE = 141  # the exit code of what SIGPIPE ends
 # All that moves the cursor, changes the screen or turns the direction of writing, except line ends and tabs.
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+_CONTROL = re.compile("\r(?!\n)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def open_model(model: str, weights: str, threads: int | None = None) -> TextEngine:
@@ -84,6 +84,7 @@ class Output:
 
     def __init__(self, silent: bool = False) -> None:
         self.closed, self._silent = False, silent
+        self._held = ""
         self._terminal = sys.stdout.isatty()
         self._encoding = sys.stdout.encoding or "utf-8"
 
@@ -91,14 +92,22 @@ class Output:
         """Shows a piece of text at once."""
         if self.closed or self._silent or not text:
             return
-        text = shown(text) if self._terminal else text
+        text = self._for_terminal(text) if self._terminal else text
         try:
             sys.stdout.write(text.encode(self._encoding, "backslashreplace").decode(self._encoding))
             sys.stdout.flush()
         except BrokenPipeError:
             self.closed = True
             # What is left in the buffer would raise once more when the interpreter ends.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, sys.stdout.fileno())
+            os.close(nowhere)
+
+    def _for_terminal(self, text: str) -> str:
+        """What can be shown so far: a return at the end waits, since it may be the first half of a line end."""
+        text = self._held + text
+        self._held = "\r" if text.endswith("\r") else ""
+        return shown(text.removesuffix("\r"))
 
 
 class ReadingBar:

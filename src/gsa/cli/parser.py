@@ -25,7 +25,7 @@ class Parser(ArgumentParser):
         if names == (f"--{MAY_BE_LEFT_OUT}",):
             names, options["nargs"] = (MAY_BE_LEFT_OUT,), "?"
         positional = not names[0].startswith("-")
-        if getattr(options.get("action"), "_typehint", None) == list[str]:
+        if getattr(options.get("action"), "_typehint", None) in (list[str], list[str] | None):
             options["type"] = str  # for the action would take one word, and read YAML in it
             if positional:
                 del options["action"]

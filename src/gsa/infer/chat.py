@@ -17,12 +17,11 @@ from gsa.files import read_json
 from gsa.infer.sampling import Sampling
 from gsa.infer.state import State
 from gsa.infer.text import Piece, TextEngine, Writing, detokenized
-from gsa.infer.vocabulary import vocabulary
+from gsa.infer.vocabulary import SpecialToken, vocabulary
 
 TEMPLATE, NAMES = "chat_template.jinja", "special_tokens_map.json"
-ROLES = ("system", "user", "assistant")
-PRIVATE = range(0xF0000, 0xFFFFE)
-"""Characters that mean nothing, one of which stands for names that are not to be taken for special tokens."""
+MARK = "\U000f0000"
+"""A character that means nothing, around what stands for a name that is not to be taken for a special token."""
 
 Message = dict[str, str]
 """With a `role` and a `content`."""
@@ -40,10 +39,9 @@ class ChatTemplate:
         """`names`: what the template knows special tokens by, as in {"bos_token": "<s>"}."""
         self.template, self.tokenizer, self.names = template, tokenizer, names or {}
         self._vocabulary = vocabulary(tokenizer)
-        self._special = {token.name: token for token in self._vocabulary.special}
-        longest_first = sorted(self._special, key=len, reverse=True)
-        self._in_text = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
-        self._in_template = re.compile("|".join(map(self._with_space, longest_first)) or "(?!)")
+        self._special = sorted(self._vocabulary.special, key=lambda token: len(token.name), reverse=True)
+        self._in_text = re.compile("|".join(re.escape(token.name) for token in self._special) or "(?!)")
+        self._in_template = re.compile("|".join(map(_pattern, self._special)) or "(?!)")
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> ChatTemplate:
@@ -59,15 +57,11 @@ class ChatTemplate:
             )
         return cls(template, tokenizer, _names(known) | _names(config))
 
-    def _with_space(self, name: str) -> str:
-        """The pattern of a special token, with the white space that it takes with it."""
-        token = self._special[name]
-        return (r"\s*" if token.takes_left else "") + re.escape(name) + (r"\s*" if token.takes_right else "")
-
     def render(self, messages: Sequence[Message]) -> list[Segment]:
         """A conversation up to where the assistant's next message begins."""
-        text = "".join(message["content"] for message in messages) + self.template
-        mark = next(chr(code) for code in PRIVATE if chr(code) not in text)
+        text, mark = "".join(message["content"] for message in messages) + self.template, MARK
+        while mark in text:
+            mark += MARK
         typed: list[str] = []
 
         def put_aside(found: re.Match[str]) -> str:
@@ -77,7 +71,8 @@ class ChatTemplate:
         guarded = [{**message, "content": self._in_text.sub(put_aside, message["content"])} for message in messages]
         rendered, segments, end = self._rendered(guarded), list[Segment](), 0
         for found in self._in_template.finditer(rendered):
-            segments += [rendered[end : found.start()], self._special[found[0].strip()].id]
+            assert found.lastindex is not None
+            segments += [rendered[end : found.start()], self._special[found.lastindex - 1].id]
             end = found.end()
         segments.append(rendered[end:])
         put_back = re.compile(f"{mark}(\\d+){mark}")
@@ -177,6 +172,11 @@ def rest_of(whole: list[Segment], read: list[Segment]) -> list[Segment] | None:
     if isinstance(here, str) and isinstance(last, str):
         return [*filter(None, [here[len(last) :]]), *later] if here.startswith(last) else None
     return later if here == last else None
+
+
+def _pattern(token: SpecialToken) -> str:
+    """Where a special token stands in a text: a group, and around it the white space that it takes with it."""
+    return (r"\s*" if token.takes_left else "") + f"({re.escape(token.name)})" + (r"\s*" if token.takes_right else "")
 
 
 def _template(folder: Path, config: dict[str, Any]) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -57,7 +58,7 @@ class CompiledPlaces(Places):
         ]
         self._decoder = decode.Decoder(
             blocks,
-            lm.model.embeddings.packed,  # type: ignore[arg-type, union-attr]
+            lm.model.embeddings.packed,  # type: ignore[arg-type]
             _packed(lm.lm_head),
             lm.model.norm.weight,
             lm.model.norm.eps,
@@ -95,7 +96,9 @@ def _described(block: Block, keys: Tensor, values: Tensor) -> decode.Block:
     assert mlp is not None
     options = mixer.options
     names = ("q", "k", "v", "f", "o", *(("g",) if options.output_gate else ()))
-    norm = {} if options.output_norm == "none" else {"output_norm": mixer.norm.weight, "output_epsilon": mixer.norm.eps}
+    norm: dict[str, Any] = {}
+    if options.output_norm != "none":
+        norm = {"output_norm": mixer.norm.weight, "output_epsilon": mixer.norm.eps}
     return decode.block(
         **{name: _packed(getattr(mixer, f"{name}_proj")) for name in names},
         **{name: _packed(getattr(mlp, f"{name}_proj")) for name in ("gate", "up", "down")},

@@ -215,5 +215,6 @@ def _loaded(model: Model | LM | str | Path, weights: str) -> Model:
 
 def _is_one(prompts: object) -> bool:
     """Whether this is one prompt, which may be empty, and not several."""
-    many = isinstance(prompts, list | tuple)
-    return not (many and any(isinstance(ids, list | tuple | Tensor | np.ndarray) for ids in prompts))
+    if not isinstance(prompts, list | tuple):
+        return True
+    return not any(isinstance(ids, list | tuple | Tensor | np.ndarray) for ids in prompts)

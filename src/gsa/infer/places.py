@@ -79,7 +79,7 @@ class TorchPlaces(Places):
             assert after is not None
             logits[group] = lm.lm_head(x[:, 0])
             for row, i in enumerate(group):
-                self._states[at[i]] = after.map(lambda t, row=row: t[row : row + 1].clone())  # type: ignore[misc]
+                self._states[at[i]] = after.select(torch.tensor([row]))
         return logits
 
 

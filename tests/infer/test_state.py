@@ -120,6 +120,14 @@ def test_a_file_that_safetensors_wrote_again_is_the_same_state(name: str, path: 
     assert same(State.load(path, model(name)), state)
 
 
+def test_tensors_are_aligned_in_a_file(path: Path) -> None:
+    read(model("hybrid"), ids(9)).save(path)
+    header, data = taken_apart(path.read_bytes())
+    assert (path.stat().st_size - len(data)) % 8 == 0
+    dtypes = [entry["dtype"] for name, entry in header.items() if name != "__metadata__"]
+    assert dtypes == ["I64"] + ["F32"] * (len(dtypes) - 1)  # the wide ones first
+
+
 def test_the_same_state_is_the_same_file(path: Path) -> None:
     state = read(model("hybrid"), ids(9))
     state.save(path)

@@ -112,5 +112,5 @@ def _fingerprint(lm: LM) -> str:
     digest = hashlib.sha256(lm.config.to_json().encode())
     for name, x in sorted(stored_weights(lm.config, lm.state_dict()).items()):
         digest.update(f"\n{name} {x.dtype} {list(x.shape)}\n".encode())
-        digest.update(memoryview(x.cpu().contiguous().view(-1).view(torch.uint8).numpy()))
+        digest.update(x.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -124,7 +124,7 @@ def _content(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
 
 def _raw(x: Tensor) -> memoryview:
     """The bytes of a tensor; in its own memory, if that is contiguous and the CPU's."""
-    return x.cpu().contiguous().flatten().view(torch.uint8).numpy().data
+    return x.cpu().flatten().view(torch.uint8).numpy().data
 
 
 def _header(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> bytes:

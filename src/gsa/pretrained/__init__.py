@@ -23,3 +23,11 @@ def folder(name: str = "gsa-tiny") -> Path:
     if name not in names():
         raise GSAError(f"pretrained: there is no model {name!r}, only {', '.join(names())}")
     return Path(__file__).parent / name
+
+
+def book() -> str:
+    """*Sense and Sensibility* by Jane Austen (1811, public domain), 670 KB: a long text to try things with."""
+    import lzma
+
+    path = Path(__file__).parent / "books" / "sense-and-sensibility.txt.xz"
+    return lzma.decompress(path.read_bytes()).decode("utf-8")

@@ -1,0 +1,220 @@
+"""What `gsa bench decode` measures of our own model: weights, positions, prompts, batches."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gsa.infer import Model
+    from gsa.infer.places import Places
+    from gsa.models import LM, ModelConfig
+    from gsa.ops.packed import PackedWeight
+
+BATCH = 16
+
+
+def shape(quick: bool = False) -> ModelConfig:
+    """Gated slot attention in the shape of SmolLM2-135M; `quick` has few layers."""
+    from gsa.models import ModelConfig
+
+    return ModelConfig(
+        mixer="gsa",
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=3 if quick else 30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        num_slots=64,
+        vocab_size=49152,
+        tie_word_embeddings=True,
+    )
+
+
+def random_model(config: ModelConfig) -> LM:
+    """The same weights every time."""
+    import torch
+
+    from gsa.models import LM
+
+    torch.manual_seed(0)
+    return LM(config)
+
+
+def products_of(model: Model) -> tuple[list[PackedWeight], str]:
+    """All matrices that a token goes through, and what activations they take."""
+    from gsa.infer.packed import PackedLinear
+
+    layers = [layer for layer in model.lm.modules() if isinstance(layer, PackedLinear)]
+    return [layer.packed for layer in layers], layers[0].activations
+
+
+def weights(models: dict[str, Model], seconds: float) -> dict[str, dict[str, Any]]:
+    """Tokens a second of each format beside its bound: the kernels' time for all matrices and nothing else.
+
+    Also beside the time in which memory can be read, and for a batch.
+    """
+    from gsa.bench.timing import race
+    from gsa.infer.places import places
+    from gsa.ops.native.decode import Products
+    from gsa.ops.native.linear import Reader
+
+    contenders: dict[str, Callable[[], object]] = {}
+    for name, model in models.items():
+        matrices, activations = products_of(model)
+        here = places(model, BATCH)
+        parts = [x for matrix in matrices for x in (matrix.weight, matrix.scale, matrix.zero) if x is not None]
+        contenders[f"{name} token"] = _token(here, [0])
+        contenders[f"{name} products"] = Products(matrices, activations)
+        contenders[f"{name} read"] = Reader(parts)
+        contenders[f"{name} batch"] = _token(here, list(range(BATCH)))
+    best = race(contenders, seconds)
+    return {
+        name: {
+            "bytes": model.nbytes,
+            "tokens_per_second": 1 / best[f"{name} token"],
+            "bound": 1 / best[f"{name} products"],
+            "share": best[f"{name} products"] / best[f"{name} token"],
+            "memory": 1 / best[f"{name} read"],
+            "batch_tokens_per_second": BATCH / best[f"{name} batch"],
+        }
+        for name, model in models.items()
+    }
+
+
+def _token(here: Places, at: list[int]) -> Callable[[], object]:
+    ids = [7 * (place + 1) for place in at]
+    return lambda: here.step(ids, at)
+
+
+def positions(model: Model, near: int, far: int, seconds: float, tick: Callable[[str], None]) -> dict[str, Any]:
+    """Tokens a second behind a short and a very long text, and how fast texts are read.
+
+    While the long one is read, short prompts are read in between, so that both meet the same machine.
+    """
+    from statistics import median
+
+    import torch
+
+    from gsa.bench.timing import race
+    from gsa.infer.model import PIECE
+    from gsa.infer.places import places
+
+    ids = torch.randint(model.vocab_size, (far,), generator=torch.Generator().manual_seed(0))
+    prompt = 4 * PIECE
+    state, spent, short, long_ = None, 0.0, [], []
+    for number, begin in enumerate(range(0, far, PIECE)):
+        if number % 16 == 0:
+            tick(f"reading {far:,} tokens: {begin:,}")
+            short.append(_timed(model, ids[:prompt], None)[0] / prompt)
+        piece = ids[begin : begin + PIECE]
+        spent, state = _timed(model, piece, state)
+        if 60_000 <= begin + PIECE <= 65_536 or far < 60_000:
+            long_.append(spent / len(piece))
+    assert state is not None
+    here = places(model, 2)
+    here.put(0, _timed(model, ids[:near], None)[1])
+    here.put(1, state)
+    best = race({"near": _token(here, [0]), "far": _token(here, [1])}, seconds)
+    return {
+        "near": near,
+        "far": far,
+        "near_tokens_per_second": 1 / best["near"],
+        "far_tokens_per_second": 1 / best["far"],
+        "ratio": best["near"] / best["far"],
+        "state_bytes": {"near": here.take(0).nbytes, "far": here.take(1).nbytes},
+        "read_tokens_per_second": {str(prompt): 1 / median(short), str(min(far, 65_536)): 1 / median(long_)},
+        "read_ratio": median(short) / median(long_),
+    }
+
+
+def _timed(model: Model, ids: Any, state: Any) -> tuple[float, Any]:
+    """Seconds to read ids, piece by piece, and the state after them."""
+    from gsa.infer.model import PIECE
+
+    begun = time.perf_counter()
+    for begin in range(0, len(ids), PIECE):
+        _, state = model.prefill(ids[begin : begin + PIECE], state)
+    return time.perf_counter() - begun, state
+
+
+def prompts(models: dict[str, Model], tokens: int, seconds: float) -> dict[str, float]:
+    """Tokens a second at which a prompt is read, for each format of the weights."""
+    import torch
+
+    from gsa.bench.timing import race
+
+    ids = torch.randint(1000, (tokens,), generator=torch.Generator().manual_seed(0))
+    contenders = {name: lambda model=model: _timed(model, ids, None) for name, model in models.items()}
+    best = race(contenders, seconds)  # type: ignore[arg-type]
+    return {name: tokens / time for name, time in best.items()}
+
+
+def batch(model: Model, requests: int, longest: int, tick: Callable[[str], None]) -> dict[str, Any]:
+    """Tokens a second of an engine with requests that come at random times, 16 at a time and one at a time.
+
+    Also whether each gave what it gives alone.
+    """
+    rates: dict[int, list[float]] = {1: [], BATCH: []}
+    wanted = random.Random(0)
+    jobs = [
+        (
+            [wanted.randrange(model.vocab_size) for _ in range(wanted.randint(4, 32))],
+            wanted.randint(longest // 4, longest),
+        )
+        for _ in range(requests)
+    ]
+    outputs: dict[int, dict[int, list[int]]] = {1: {}, BATCH: {}}
+    share = max(1, requests // BATCH)
+    for turn in range(2):
+        for size in (1, BATCH):
+            tick(f"an engine with {size} place{'s' if size > 1 else ''}")
+            begin, end = (0, requests) if size == BATCH else (turn * share, (turn + 1) * share)
+            rate, found = _served(model, size, jobs[begin:end])
+            rates[size].append(rate)
+            outputs[size] |= {begin + i: tokens for i, tokens in found.items()}
+    alone, together = max(rates[1]), max(rates[BATCH])
+    return {
+        "requests": requests,
+        "alone_tokens_per_second": alone,
+        "batch_tokens_per_second": together,
+        "ratio": together / alone,
+        "compared": len(outputs[1]),
+        "equal": all(outputs[BATCH][i] == tokens for i, tokens in outputs[1].items()),
+    }
+
+
+def _served(model: Model, size: int, jobs: list[tuple[list[int], int]]) -> tuple[float, dict[int, list[int]]]:
+    """Tokens a second, and what each job gave. Jobs come one or two a step, as chance wills."""
+    from gsa.infer import Engine, Sampling
+
+    engine, chance, waiting, made = Engine(model, batch_size=size), random.Random(1), list(jobs), []
+    begun = time.perf_counter()
+    while waiting or engine.busy:
+        for _ in range(chance.randint(0, 2)):
+            if waiting:
+                ids, length = waiting.pop(0)
+                made.append(engine.submit(ids, Sampling(max_tokens=length)))
+        engine.step()
+    spent = time.perf_counter() - begun
+    outputs = {i: list(generation.tokens) for i, generation in enumerate(made)}
+    return sum(map(len, outputs.values())) / spent, outputs
+
+
+def read_alone(setting: dict[str, Any]) -> dict[str, Any]:
+    """Peak memory of a process that reads so many tokens with gsa-tiny; run by `gsa.bench.memory`."""
+    import torch
+
+    from gsa.bench.memory import forget_peak, peak
+    from gsa.infer import Engine
+
+    torch.set_num_threads(setting["threads"])
+    engine = Engine("gsa-tiny", batch_size=1)
+    tokens = setting["tokens"]
+    ids = torch.randint(engine.model.vocab_size, (tokens,), generator=torch.Generator().manual_seed(0))
+    forget_peak()
+    begun = time.perf_counter()
+    state = engine.read(ids)
+    return {"peak": peak(), "seconds": time.perf_counter() - begun, "tokens": state.tokens}

@@ -56,6 +56,8 @@ struct Decode {
     Columns shared{};
     Columns* own = nullptr;     // of each thread
     float** space = nullptr;    // of each thread, for the step
+    int* starts = nullptr;      // the first column of each sequence, and the end
+    int sequences = 0;
     Gate gate;
 
     Decode(const DecodeCall& call, int threads, Arena& arena) : call(call) {
@@ -83,6 +85,10 @@ struct Decode {
         buffers = {arena.take<float>(n * decoder.width), arena.take<float>(n * q), arena.take<float>(n * k),
                    arena.take<float>(n * v),             arena.take<float>(n * f), arena.take<float>(n * o),
                    arena.take<float>(n * o),             arena.take<float>(n * 2 * inner)};
+        starts = arena.take<int>(n + 1);
+        for (int c = 0; starts != nullptr && c < n; c++)
+            if (c == 0 || call.places[c] != call.places[c - 1]) starts[sequences++] = c;
+        if (starts != nullptr) starts[sequences] = n;
         shared = room.take(arena, n);
         own = arena.take<Columns>(threads);
         space = arena.take<float*>(threads);
@@ -162,7 +168,7 @@ struct Decode {
                 call.linear.read_input({GSA_INPUT_RMS_NORM, buffers.x + c * D, norm, epsilon}, D, D, 1, out);
             };
         };
-        worker.multiply(worker.columns(b.q, normed(b.mixer_norm, b.mixer_epsilon)),
+        worker.multiply(worker.columns(b.q, call.count, normed(b.mixer_norm, b.mixer_epsilon)),
                         {{&b.q, buffers.q, b.q.N, nullptr},
                          {&b.k, buffers.k, b.k.N, nullptr},
                          {&b.v, buffers.v, b.v.N, nullptr},
@@ -170,22 +176,24 @@ struct Decode {
                          {&b.g, buffers.g, b.g.N, nullptr}});
         const GsaStep step = step_of(b);
         const Step<float> steps{step, nullptr, 0};
-        const int units = call.count * b.heads;
+        // A head of all tokens of a sequence belongs to one thread, which takes them in their order.
+        const int units = sequences * b.heads;
         for (int unit = worker.team.begin(units); unit < worker.team.end(units); unit++)
-            head(b, steps, unit / b.heads, unit % b.heads, own_space);
+            for (int c = starts[unit / b.heads]; c < starts[unit / b.heads + 1]; c++)
+                head(b, steps, c, unit % b.heads, own_space);
         if (b.g.weight != nullptr)
             for (int c = worker.team.begin(call.count); c < worker.team.end(call.count); c++)
                 activate(GSA_ACTIVATION_SWISH, buffers.g + c * b.g.N, b.g.N);
         worker.team.wait();
-        worker.multiply(worker.columns(b.o, [&](int c, float* out) { finish(b, c, out); }),
+        worker.multiply(worker.columns(b.o, call.count, [&](int c, float* out) { finish(b, c, out); }),
                         {{&b.o, buffers.x, D, buffers.x}});
         const int64_t inner = b.gate.N;
-        worker.multiply(worker.columns(b.gate, normed(b.mlp_norm, b.mlp_epsilon)),
+        worker.multiply(worker.columns(b.gate, call.count, normed(b.mlp_norm, b.mlp_epsilon)),
                         {{&b.gate, buffers.inner, 2 * inner, nullptr}, {&b.up, buffers.inner + inner, 2 * inner, nullptr}});
         const auto gated = [&](int c, float* out) {
             call.linear.read_input({GSA_INPUT_SWIGLU, buffers.inner + c * 2 * inner, nullptr, 0}, inner, inner, 1, out);
         };
-        worker.multiply(worker.columns(b.down, gated), {{&b.down, buffers.x, D, buffers.x}});
+        worker.multiply(worker.columns(b.down, call.count, gated), {{&b.down, buffers.x, D, buffers.x}});
     }
 
     void run(int rank, int size) {
@@ -196,11 +204,14 @@ struct Decode {
             call.linear.unpack(embeddings, call.ids[c], buffers.x + c * decoder.width);
         worker.team.wait();
         for (int64_t i = 0; i < decoder.number; i++) block(decoder.blocks[i], worker, space[rank]);
+        if (call.first == call.count) return;
         const auto normed = [&](int c, float* out) {
-            const Input input{GSA_INPUT_RMS_NORM, buffers.x + c * decoder.width, decoder.norm, decoder.epsilon};
+            const float* x = buffers.x + (call.first + c) * decoder.width;
+            const Input input{GSA_INPUT_RMS_NORM, x, decoder.norm, decoder.epsilon};
             call.linear.read_input(input, decoder.width, decoder.width, 1, out);
         };
-        worker.multiply(worker.columns(decoder.head, normed), {{&decoder.head, call.logits, decoder.head.N, nullptr}});
+        worker.multiply(worker.columns(decoder.head, call.count - call.first, normed),
+                        {{&decoder.head, call.logits, decoder.head.N, nullptr}});
     }
 
     static void thread(void* context, int rank, int size) { static_cast<Decode*>(context)->run(rank, size); }
@@ -240,7 +251,7 @@ struct Products {
         for (int64_t i = 0; i < call.number; i++) {
             const GsaMatrix& matrix = *call.matrices[i];
             const auto copy = [&](int, float* out) { __builtin_memcpy(out, call.x, sizeof(float) * matrix.K); };
-            worker.multiply(worker.columns(matrix, copy), {{&matrix, call.y, matrix.N, nullptr}});
+            worker.multiply(worker.columns(matrix, 1, copy), {{&matrix, call.y, matrix.N, nullptr}});
         }
     }
 

@@ -11,7 +11,7 @@ struct DecodeCall {
     const GsaDecoder& decoder;
     const LinearKernels& linear;
     const int64_t *ids, *places;
-    int count;
+    int count, first;
     float* logits;
 };
 

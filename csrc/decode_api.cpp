@@ -22,10 +22,10 @@ int useful(int threads, int64_t bytes, int64_t products) {
 
 using namespace gsa;
 
-extern "C" int gsa_decode(const GsaDecoder* decoder, const int64_t* ids, const int64_t* places, int count, float* logits,
-                          int threads) {
+extern "C" int gsa_decode(const GsaDecoder* decoder, const int64_t* ids, const int64_t* places, int count, int first,
+                          float* logits, int threads) {
     const DecodeKernels& kernels = *isa().decode;
-    const DecodeCall call{*decoder, *isa().linear, ids, places, count, logits};
+    const DecodeCall call{*decoder, *isa().linear, ids, places, count, first, logits};
     int64_t bytes = bytes_of(described(decoder->head));
     for (int64_t i = 0; i < decoder->number; i++) {
         const GsaBlock& block = decoder->blocks[i];

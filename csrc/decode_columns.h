@@ -63,10 +63,11 @@ struct Worker {
     // Columns for a matrix, from what fill(column, out) writes. One column each thread makes for itself, which takes less
     // than waiting for another to make it; more are shared out.
     template <class Fill>
-    Columns columns(const GsaMatrix& matrix, Fill fill) {
+    Columns columns(const GsaMatrix& matrix, int count, Fill fill) {
         const Matrix m = described(matrix);
-        const bool alone = shared.count == 1;
+        const bool alone = count == 1;
         Columns all = alone ? own : shared;
+        all.count = count;
         all.stride = m.blocks * kBlockColumns;
         const int from = alone ? 0 : team.begin(all.count), to = alone ? 1 : team.end(all.count);
         for (int c = from; c < to; c++) {

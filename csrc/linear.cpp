@@ -22,14 +22,17 @@ Rows choose_quantised(int words_per_quad) {
 template <int C>
 Rows choose(int format, int words_per_quad) {
     switch (format) {
-        case GSA_WEIGHT_FP32: return multiply_dense<float, C>;
-        case GSA_WEIGHT_BF16: return multiply_dense<BFloat16, C>;
+        case GSA_WEIGHT_FP32: return multiply_dense<float, C, C == 1 ? 4 : 2>;
+        case GSA_WEIGHT_BF16: return multiply_dense<BFloat16, C, C == 1 ? 4 : 2>;
         case GSA_WEIGHT_INT8: return choose_quantised<8, C>(words_per_quad);
         default: return choose_quantised<4, C>(words_per_quad);
     }
 }
 
-Rows choose(int format, int words_per_quad, int columns) {
+// For the last one to four of all columns.
+Rows choose(int format, int words_per_quad, int columns, bool alone) {
+    if (alone && format == GSA_WEIGHT_FP32) return multiply_dense<float, 1, 1>;
+    if (alone && format == GSA_WEIGHT_BF16) return multiply_dense<BFloat16, 1, 1>;
     switch (columns) {
         case 1: return choose<1>(format, words_per_quad);
         case 2: return choose<2>(format, words_per_quad);
@@ -43,8 +46,8 @@ Rows choose(int format, int words_per_quad, int columns) {
 void multiply(const Matrix& m, const Columns& columns, const float* residual, float* y, int64_t stride, int64_t from,
               int64_t to) {
     const int rest = columns.count % kColumns;
-    const Rows whole = choose(m.format, columns.words_per_quad, kColumns);
-    const Rows last = choose(m.format, columns.words_per_quad, rest);
+    const Rows whole = choose(m.format, columns.words_per_quad, kColumns, false);
+    const Rows last = choose(m.format, columns.words_per_quad, rest, columns.count == 1);
     for (int64_t block = from; block < to; block++) {
         // Columns innermost: the weights of a block of rows stay in the cache from one to the next.
         const int64_t row = block * kBlockRows;

@@ -7,13 +7,6 @@ namespace gsa {
 namespace GSA_ISA {
 namespace {
 
-// Columns at a time: as many as leave the sums in registers.
-#if GSA_VECTOR_BYTES == 64
-constexpr int kColumns = 4;
-#else
-constexpr int kColumns = 2;
-#endif
-
 // Sums of four vectors, in the first four lanes.
 template <int D>
 GSA_INLINE Floats add_pairs(Floats a, Floats b) {
@@ -37,7 +30,7 @@ __attribute__((noinline)) float multiply_rest(const Weight* w, const float* x, i
 
 // Sums of products of R rows with C columns, still to be added up across lanes. A sum is made of the same parts in the
 // same order whatever R and C are, so that a column's result does not depend on its company. A column alone is read row
-// after row, because memory is fastest when it is read straight ahead; with more of them, arithmetic counts, and two
+// after row, because memory is fastest when it is read straight ahead; with more of them, arithmetic counts, and several
 // rows share what is loaded.
 template <class Weight, int R, int C>
 GSA_INLINE void multiply_rows(const Weight* w, const float* x, int64_t stride, int64_t K, Floats (*sums)[C]) {
@@ -68,10 +61,9 @@ GSA_INLINE void multiply_rows(const Weight* w, const float* x, int64_t stride, i
     }
 }
 
-template <class Weight, int C>
+template <class Weight, int C, int R>
 void multiply_dense(const Matrix& m, const Columns& columns, int first, const float* residual, float* y, int64_t stride,
                     int64_t row) {
-    constexpr int R = C == 1 ? 1 : 2;
     const float* x = columns.x + first * columns.stride;
     const int64_t end = row + kBlockRows < m.N ? row + kBlockRows : m.N;
     for (; row < end; row += 4) {
@@ -79,7 +71,10 @@ void multiply_dense(const Matrix& m, const Columns& columns, int first, const fl
         const int rows = end - row < 4 ? static_cast<int>(end - row) : 4;
         Floats sums[4][C] = {};
         int r = 0;
-        for (; r + R <= rows; r += R) multiply_rows<Weight, R, C>(w + r * m.K, x, columns.stride, m.K, sums + r);
+        for (; r + R <= rows; r += R) {
+            fetch_share(w + (kBlockRows + r) * m.K, R * m.K * static_cast<int64_t>(sizeof(Weight)), columns, first);
+            multiply_rows<Weight, R, C>(w + r * m.K, x, columns.stride, m.K, sums + r);
+        }
         for (; r < rows; r++) multiply_rows<Weight, 1, C>(w + r * m.K, x, columns.stride, m.K, sums + r);
 #pragma GCC unroll 4
         for (int c = 0; c < C; c++) {

@@ -10,6 +10,23 @@ namespace gsa {
 namespace GSA_ISA {
 namespace {
 
+// Columns at a time: as many as leave the sums in registers.
+#if GSA_VECTOR_BYTES == 64
+constexpr int kColumns = 4;
+#else
+constexpr int kColumns = 2;
+#endif
+
+// Fetches this group of columns' share of some weights that come next, so that they arrive while this group is computed.
+// One column alone is all reading, and reads straight ahead anyway.
+GSA_INLINE void fetch_share(const void* weights, int64_t bytes, const Columns& columns, int first) {
+    if (columns.count == 1) return;
+    const int groups = (columns.count + kColumns - 1) / kColumns, group = first / kColumns;
+    const char* p = static_cast<const char*>(weights);
+    for (int64_t at = bytes * group / groups; at < bytes * (group + 1) / groups; at += 64)
+        __builtin_prefetch(p + at, 0, 2);
+}
+
 void rms_norm(const float* x, const float* weight, float epsilon, int64_t K, float* out) {
     Floats squares{};
     int64_t k = 0;

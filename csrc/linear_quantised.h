@@ -152,7 +152,10 @@ void multiply_quantised(const Matrix& m, const Columns& columns, int first, cons
     for (int64_t g = 0; g < m.groups; g++) {
         const int64_t end = block + m.group_blocks < m.blocks ? block + m.group_blocks : m.blocks;
         Floats part[C][L] = {};
-        for (; block < end; block++, w += Format<Bits>::bytes) Block::add(w, columns, first, block, m.blocks, part);
+        for (; block < end; block++, w += Format<Bits>::bytes) {
+            fetch_share(w + m.blocks * Format<Bits>::bytes, Format<Bits>::bytes, columns, first);
+            Block::add(w, columns, first, block, m.blocks, part);
+        }
 #pragma GCC unroll 4
         for (int l = 0; l < L; l++) {
             const int64_t at = (group_row + g) * kBlockRows + W * l;

@@ -172,10 +172,11 @@ typedef struct {
     int32_t activations;
 } GsaDecoder;
 
-/* Token ids[i] for the sequence at places[i]; logits [count, vocabulary], for 1 to 16 different places. Returns 0, or 1 if
-   there is no memory. */
-GSA_API int gsa_decode(const GsaDecoder* decoder, const int64_t* ids, const int64_t* places, int count, float* logits,
-                       int threads);
+/* Tokens ids [count], 1 to 16 of them, for the sequences at places [count]: those of one place stand together, in their
+   order. Logits [count - first, vocabulary] of the tokens from `first` on, which may be none. Returns 0, or 1 if there is
+   no memory. */
+GSA_API int gsa_decode(const GsaDecoder* decoder, const int64_t* ids, const int64_t* places, int count, int first,
+                       float* logits, int threads);
 /* sizeof of GsaBlock and GsaDecoder. */
 GSA_API void gsa_decoder_sizes(int64_t sizes[2]);
 

@@ -101,8 +101,8 @@ def _rivals(models: dict[str, Model], quick: bool, tick: Callable[[str], None]) 
 
     contexts = {64: LLAMA_CPP, 2048: LLAMA_CPP, 6000: LLAMA_CPP, 8192: TRANSFORMERS}
     if quick:
-        contexts = {64: LLAMA_CPP, 512: LLAMA_CPP}
-    file = llama_cpp_model()
+        contexts = {64: TRANSFORMERS, 512: TRANSFORMERS}
+    file = None if quick else llama_cpp_model()  # which has all of its layers
     llama = None if file is None else LlamaCpp(file, 6000, torch.get_num_threads())
     rival = TransformersLlama(models["bf16"].config)
     ours = {name: _token(places(models[name], 1), [0]) for name in ("bf16", "int8", "int4")}

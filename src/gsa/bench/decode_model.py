@@ -159,13 +159,8 @@ def batch(model: Model, requests: int, longest: int, tick: Callable[[str], None]
     """
     rates: dict[int, list[float]] = {1: [], BATCH: []}
     wanted = random.Random(0)
-    jobs = [
-        (
-            [wanted.randrange(model.vocab_size) for _ in range(wanted.randint(4, 32))],
-            wanted.randint(longest // 4, longest),
-        )
-        for _ in range(requests)
-    ]
+    prompts = [[wanted.randrange(model.vocab_size) for _ in range(wanted.randint(4, 32))] for _ in range(requests)]
+    jobs = [(ids, wanted.randint(longest // 4, longest)) for ids in prompts]
     outputs: dict[int, dict[int, list[int]]] = {1: {}, BATCH: {}}
     share = max(1, requests // BATCH)
     for turn in range(2):

@@ -59,13 +59,15 @@ class TransformersLlama:
         import torch
         from transformers import LlamaConfig, LlamaForCausalLM
 
+        options: Any = config.layers[0]
+        self._heads, self._width = options.kv_heads, options.key_width
         self._config = LlamaConfig(
             vocab_size=config.vocab_size,
             hidden_size=config.hidden_size,
             intermediate_size=config.mlp_width,
             num_hidden_layers=config.num_hidden_layers,
-            num_attention_heads=config.layers[0].num_attention_heads,  # type: ignore[attr-defined]
-            num_key_value_heads=config.layers[0].kv_heads,  # type: ignore[attr-defined]
+            num_attention_heads=options.num_attention_heads,
+            num_key_value_heads=options.kv_heads,
             max_position_embeddings=1 << 17,
             tie_word_embeddings=True,
         )
@@ -74,20 +76,16 @@ class TransformersLlama:
 
     def cache_bytes(self, context: int) -> int:
         """Of the keys and values of so many tokens."""
-        config = self._config
-        width = config.hidden_size // config.num_attention_heads
-        return 2 * 2 * config.num_hidden_layers * config.num_key_value_heads * width * context
+        return 2 * 2 * self._config.num_hidden_layers * self._heads * self._width * context
 
     def at(self, context: int) -> Callable[[], None]:
         """One token behind a cache of random keys and values: what they are does not change the time."""
         import torch
         from transformers import DynamicCache
 
-        config = self._config
-        width = config.hidden_size // config.num_attention_heads
-        shape = (1, config.num_key_value_heads, context, width)
-        cache: Any = DynamicCache(config=config)
-        for layer in range(config.num_hidden_layers):
+        shape = (1, self._heads, context, self._width)
+        cache: Any = DynamicCache(config=self._config)
+        for layer in range(self._config.num_hidden_layers):
             cache.update(*(torch.randn(shape, dtype=torch.bfloat16) for _ in range(2)), layer)
         ids = torch.tensor([[1234]])
 

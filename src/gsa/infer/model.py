@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from functools import cached_property
 from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,8 +18,13 @@ from gsa.models.lm import LM, check_state
 from gsa.models.state import ModelState
 from gsa.ops.packed import FORMATS
 
+if TYPE_CHECKING:
+    from gsa.infer.compiled import CompiledPlaces
+
 PIECE = 512
 """Tokens that are read at once. Memory for activations is that of one piece, however long the prompt."""
+SHORT = 64
+"""Tokens up to which a text is read by the compiled steps, where there are any."""
 WEIGHTS = ("auto", *FORMATS)
 
 
@@ -30,6 +38,7 @@ class Model:
     def __init__(self, lm: LM, weights: str, fingerprint: str, nbytes: int):
         self.lm, self.config = lm, lm.config
         self.weights, self.fingerprint, self.nbytes = weights, fingerprint, nbytes
+        self._busy = Lock()  # working memory is shared by all who read with this model
 
     @classmethod
     def load(cls, source: str | Path | LM, weights: str = "auto") -> Model:
@@ -79,9 +88,20 @@ class Model:
         """
         if ids.dim() != 1 or not 1 <= ids.shape[0] <= PIECE:
             raise GSAError(f"prefill: expected 1 to {PIECE} ids, got {list(ids.shape)}")
-        x, after = self.lm.model(ids[None].to(self.device), state)
-        assert after is not None
-        return self.lm.lm_head(x[0, -1:])[0], after
+        with self._busy:
+            if ids.shape[0] <= SHORT and self._steps is not None:
+                self._steps.put(0, self.init_state() if state is None else state)
+                return self._steps.feed(ids.tolist(), 0), self._steps.take(0)
+            x, after = self.lm.model(ids[None].to(self.device), state)
+            assert after is not None
+            return self.lm.lm_head(x[0, -1:])[0], after
+
+    @cached_property
+    def _steps(self) -> CompiledPlaces | None:
+        """A place of its own for short texts, if the native engine can step this model."""
+        from gsa.infer.compiled import CompiledPlaces, obstacle
+
+        return CompiledPlaces(self, 1) if obstacle(self) is None else None
 
 
 def _folder(source: str | Path) -> Path:

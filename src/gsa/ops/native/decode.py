@@ -56,7 +56,7 @@ class _Decoder(Structure):
 @lru_cache(None)
 def _compiled() -> ctypes.CDLL:
     lib = library()
-    lib.gsa_decode.argtypes = [POINTER(_Decoder), c_void_p, c_void_p, c_int, c_void_p, c_int]
+    lib.gsa_decode.argtypes = [POINTER(_Decoder), c_void_p, c_void_p, c_int, c_int, c_void_p, c_int]
     lib.gsa_products.argtypes = [c_void_p, c_int64, c_void_p, c_int, c_void_p, c_int]
     sizes = (c_int64 * 2)()
     lib.gsa_decoder_sizes(sizes)
@@ -109,12 +109,16 @@ class Decoder:
         )
         self._run, self._address = _compiled().gsa_decode, ctypes.byref(self._struct)
 
-    def step(self, ids: Sequence[int], places: Sequence[int]) -> Tensor:
-        """Logits [n, vocabulary] after token ids[i] for the sequence at places[i]."""
-        n = len(ids)
-        numbers = c_int64 * n
-        logits = torch.empty(n, self.vocabulary)
-        if self._run(self._address, numbers(*ids), numbers(*places), n, logits.data_ptr(), torch.get_num_threads()):
+    def step(self, ids: Sequence[int], places: Sequence[int], first: int = 0) -> Tensor:
+        """Reads token ids[i] for the sequence at places[i]; those of one sequence stand together, in their order.
+
+        Logits [n, vocabulary] after the tokens from `first` on.
+        """
+        count = len(ids)
+        numbers = c_int64 * count
+        logits = torch.empty(count - first, self.vocabulary)
+        address, threads = logits.data_ptr(), torch.get_num_threads()
+        if self._run(self._address, numbers(*ids), numbers(*places), count, first, address, threads):
             raise GSAError("decode: no memory for the activations")
         return logits
 

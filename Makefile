@@ -21,7 +21,7 @@ $(STAMP): pyproject.toml constraints.txt $(wildcard csrc/*)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
-demo: $(STAMP)  ## the operator at work: exactness, speed, cost per token
+demo: $(STAMP)  ## a model writes, reads a book into a state, goes on from it; what a token costs
 	$(BIN)/gsa demo
 
 test: $(STAMP)  ## all but the slow tests

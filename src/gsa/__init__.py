@@ -9,6 +9,7 @@ from gsa.auto_classes import register_config, register_models
 from gsa.errors import BackendUnavailable, GSAError
 
 if TYPE_CHECKING:
+    from gsa.infer import Engine, Sampling, State
     from gsa.models import LM, ModelConfig, ModelState, preset, presets
     from gsa.models.hf.cache import GSACache
     from gsa.models.hf.config import GSAConfig
@@ -18,6 +19,7 @@ __version__ = "0.1.0"
 __all__ = [
     "LM",
     "BackendUnavailable",
+    "Engine",
     "GSACache",
     "GSAConfig",
     "GSAError",
@@ -25,12 +27,15 @@ __all__ = [
     "GSAModel",
     "ModelConfig",
     "ModelState",
+    "Sampling",
+    "State",
     "__version__",
     "preset",
     "presets",
 ]
 # Imported when first asked for: `import gsa` itself needs neither torch nor transformers.
 _LAZY = {
+    **dict.fromkeys(("Engine", "Sampling", "State"), "gsa.infer"),
     **dict.fromkeys(("LM", "ModelConfig", "ModelState", "preset", "presets"), "gsa.models"),
     "GSACache": "gsa.models.hf.cache",
     "GSAConfig": "gsa.models.hf.config",

@@ -19,7 +19,7 @@ def run(capsys: pytest.CaptureFixture, *args: str) -> tuple[int, str, str]:
     [
         ((), ["demo", "bench"]),
         (("--help",), ["demo", "bench", "Sequence models with slot memory."]),
-        (("demo", "--help"), ["exact for every gate", "--out"]),
+        (("demo", "--help"), ["reads a book into a state", "--out"]),
         (("models", "--help"), ["Lists the presets", "--json"]),
         (("import", "--help"), ["flash-linear-attention", "path", "out"]),
         (("bench", "--help"), ["ops", "linear", "train"]),

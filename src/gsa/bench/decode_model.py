@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from gsa.ops.packed import PackedWeight
 
 BATCH = 16
+LONG = 65_536
+"""Tokens of a long prompt."""
 
 
 def shape(quick: bool = False) -> ModelConfig:
@@ -66,10 +68,10 @@ def weights(models: dict[str, Model], seconds: float) -> dict[str, dict[str, Any
         matrices, activations = products_of(model)
         here = places(model, BATCH)
         parts = [x for matrix in matrices for x in (matrix.weight, matrix.scale, matrix.zero) if x is not None]
-        contenders[f"{name} token"] = _token(here, [0])
+        contenders[f"{name} token"] = token(here, [0])
         contenders[f"{name} products"] = Products(matrices, activations)
         contenders[f"{name} read"] = Reader(parts)
-        contenders[f"{name} batch"] = _token(here, list(range(BATCH)))
+        contenders[f"{name} batch"] = token(here, list(range(BATCH)))
     best = race(contenders, seconds)
     return {
         name: {
@@ -84,7 +86,8 @@ def weights(models: dict[str, Model], seconds: float) -> dict[str, dict[str, Any
     }
 
 
-def _token(here: Places, at: list[int]) -> Callable[[], object]:
+def token(here: Places, at: list[int]) -> Callable[[], object]:
+    """A token for each of these places."""
     ids = [7 * (place + 1) for place in at]
     return lambda: here.step(ids, at)
 
@@ -104,20 +107,20 @@ def positions(model: Model, near: int, far: int, seconds: float, tick: Callable[
 
     ids = torch.randint(model.vocab_size, (far,), generator=torch.Generator().manual_seed(0))
     prompt = 4 * PIECE
-    state, spent, short, long_ = None, 0.0, [], []
+    state, short, long_ = None, [], []
     for number, begin in enumerate(range(0, far, PIECE)):
         if number % 16 == 0:
             tick(f"reading {far:,} tokens: {begin:,}")
             short.append(_timed(model, ids[:prompt], None)[0] / prompt)
         piece = ids[begin : begin + PIECE]
         spent, state = _timed(model, piece, state)
-        if 60_000 <= begin + PIECE <= 65_536 or far < 60_000:
+        if begin < LONG:
             long_.append(spent / len(piece))
     assert state is not None
     here = places(model, 2)
     here.put(0, _timed(model, ids[:near], None)[1])
     here.put(1, state)
-    best = race({"near": _token(here, [0]), "far": _token(here, [1])}, seconds)
+    best = race({"near": token(here, [0]), "far": token(here, [1])}, seconds)
     return {
         "near": near,
         "far": far,
@@ -125,7 +128,7 @@ def positions(model: Model, near: int, far: int, seconds: float, tick: Callable[
         "far_tokens_per_second": 1 / best["far"],
         "ratio": best["near"] / best["far"],
         "state_bytes": {"near": here.take(0).nbytes, "far": here.take(1).nbytes},
-        "read_tokens_per_second": {str(prompt): 1 / median(short), str(min(far, 65_536)): 1 / median(long_)},
+        "read_tokens_per_second": {str(prompt): 1 / median(short), str(min(far, LONG)): 1 / median(long_)},
         "read_ratio": median(short) / median(long_),
     }
 

@@ -83,7 +83,7 @@ def lines(report: dict[str, Any]) -> Iterator[str]:
     )
     (short, rate), (long_, later) = at["read_tokens_per_second"].items()
     yield (
-        f"prompts: {rate:.0f} tokens/s for {int(short):,} tokens, {later:.0f} at {int(long_):,}: "
+        f"prompts: {rate:.0f} tokens/s for {int(short):,} tokens, {later:.0f} for {int(long_):,}: "
         f"{at['read_ratio']:.3f}x (bf16)"
     )
     if memory is not None:

@@ -1,104 +1,136 @@
-"""`gsa demo`: the operator at work in a minute or two."""
+"""`gsa demo`: a model writes, reads a whole book into a state of constant size, and goes on from there."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from rich.console import Console
-    from torch import Tensor
 
-HEADS, WIDTH, SLOTS = 4, 128, 64
+    from gsa.bench.chart import Series
+    from gsa.infer import Engine, State
+    from gsa.infer.text import TextEngine
+
+PROMPT = "It is a truth universally acknowledged, that"
+WRITTEN = 60  # tokens, each time
+POSITIONS = (64, 256, 1024, 4096, 16384, 65536)
+GSA, LLAMA = "GSA, state", "Llama, KV cache"
 
 
 def demo(out: str = "out") -> None:
-    """Shows gated slot attention at work: exact for every gate, fast, and with a cost per token that does not grow.
+    """Writes with the model of the package, reads a book into a state, goes on from it, and shows what a token costs.
+
+    The model is gsa-tiny; the book is Sense and Sensibility, 670 KB, which it knows from its training. The state is
+    saved to a file and loaded again. Charts show the time per token, and the memory, against the position, for this
+    model and for a Transformer of the same size with a KV cache (transformers' Llama, bf16).
 
     Args:
-        out: Folder for the chart.
+        out: Folder for the state and the charts.
     """
     from rich.console import Console
 
-    from gsa.ops import backends
+    from gsa import pretrained
+    from gsa.infer.text import TextEngine
 
-    console = Console()
-    engines = ", ".join(name for name, reason in backends().items() if reason is None)
-    console.print("[bold]Gated slot attention[/]: softmax attention over a fixed number of memory slots.")
-    console.print(f"Engines on this machine: {engines}. {HEADS} heads of {WIDTH}, {SLOTS} slots, fp32.\n")
-    _exactness(console)
-    _speed(console, Path(out))
-
-
-def _exactness(console: Console) -> None:
-    """fp32 against the token loop in fp64, for gates from none to full resets."""
-    import torch
-    from rich.table import Table
-    from torch.nn.functional import logsigmoid
-
-    from gsa.bench.ops import slot_tensors
-    from gsa.ops import gated_slot_attention
-
-    gates: dict[str, Callable[[Tensor], Tensor]] = {
-        "as in the paper (tau = 8)": lambda x: logsigmoid(x) / 8,
-        "strong (tau = 0.1)": lambda x: logsigmoid(x) / 0.1,
-        "barely any (tau = 1000)": lambda x: logsigmoid(x) / 1000,
-        "one token in ten a full reset (g = -inf)": lambda x: torch.where(x > 1.28, -torch.inf, logsigmoid(x) / 8),
-    }
-    table = Table(title="1. Exact: fp32 against the recurrence in fp64, 512 tokens", title_justify="left")
-    for name in ("gates", "error of outputs", "of gradients"):
-        table.add_column(name, justify="left" if name == "gates" else "right")
-    with console.status("comparing with the recurrence"):
-        for name, gate in gates.items():
-            noise = torch.randn(1, 512, 2, 32, generator=torch.Generator().manual_seed(1))
-            inputs = (*slot_tensors(512, 2, 64, 32, tau=1.0)[:3], gate(noise))
-            results = []
-            for backend, dtype in (("auto", torch.float32), ("reference", torch.float64)):
-                x = [t.to(dtype, copy=True).requires_grad_() for t in inputs]
-                o, _ = gated_slot_attention(*x, scale=0.125, backend=backend)
-                results.append((o.detach(), *torch.autograd.grad(o.square().sum(), x)))
-            errors = [float((a.double() - b).norm() / b.norm()) for a, b in zip(*results, strict=True)]
-            table.add_row(name, f"{errors[0]:.1e}", f"{max(errors[1:]):.1e}")
-    console.print(table, "")
+    console, folder = Console(highlight=False), Path(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    engine = TextEngine.load("gsa-tiny")
+    console.print("[bold]Gated slot attention[/]: softmax attention over a fixed number of memory slots.\n")
+    console.print(f"[bold]1. A model writes[/] (gsa-tiny, {engine.engine.model.nbytes / 1e6:.1f} MB)")
+    _write(engine, PROMPT, None, seed=1)
+    ids = engine.encode(pretrained.book())
+    _read(console, engine, ids, folder / "sense-and-sensibility.state")
+    _cost(console, engine, ids, folder)
 
 
-def _speed(console: Console, out: Path) -> None:
-    """Time against softmax attention of the same width as sequences grow."""
-    import torch
+def _write(engine: TextEngine, prompt: str, state: State | None, seed: int) -> None:
+    """Streams a continuation, and tells how fast it came."""
+    from gsa.infer import Sampling
+
+    print(f"> {prompt}", end="", flush=True)
+    settings = Sampling(max_tokens=WRITTEN, temperature=0.7, top_p=0.9, seed=seed)
+    first, begun = None, time.perf_counter()
+    writing = engine.stream(prompt, settings, state=state)
+    for piece in writing:
+        if first is None and piece.token is not None:
+            first = time.perf_counter()
+        print(piece.text, end="", flush=True)
+    ended, made = time.perf_counter(), len(writing.generation.tokens)
+    assert first is not None
+    rate = (made - 1) / (ended - first)
+    print(f"\n  [first token after {1e3 * (first - begun):.0f} ms, then {rate:,.0f} tokens/s]\n", flush=True)
+
+
+def _read(console: Console, engine: TextEngine, ids: NDArray[np.int64], path: Path) -> None:
+    """Reads the book, saves the state, loads it, and goes on from it, twice."""
+    from gsa.infer import State
+
+    console.print("[bold]2. It reads a book[/] (Sense and Sensibility) into a state, which is saved and loaded again")
+    begun = time.perf_counter()
+    with console.status("") as status:
+        state = engine.engine.read(ids, progress=lambda read: status.update(f"read {read:,} of {len(ids):,} tokens"))
+    spent = time.perf_counter() - begun
+    state.save(path)
+    console.print(
+        f"  {state.tokens:,} tokens in {spent:.1f} s ({state.tokens / spent:,.0f} tokens/s) -> {path}, "
+        f"{path.stat().st_size:,} bytes\n"
+    )
+    state = State.load(path, engine.engine.model)
+    for seed, question in enumerate(("Marianne", "Colonel Brandon")):
+        _write(engine, f"\n\n{question}", state, seed)
+
+
+def _cost(console: Console, engine: TextEngine, ids: NDArray[np.int64], folder: Path) -> None:
+    """Time per token and bytes of memory against the position, here and with a KV cache."""
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     from gsa.bench.chart import bars, save_lines
-    from gsa.bench.ops import Entry, contest
 
-    table = Table(
-        title=f"2. Fast: against softmax attention of the same width, {torch.get_num_threads()} threads",
-        title_justify="left",
-    )
-    for name in ("T", "forward", "softmax", "speed-up", "with backward", "softmax", "speed-up"):
-        table.add_column(name, justify="right")
-    series: dict[str, dict[int, float]] = {"slots": {}, "softmax": {}}
+    console.print("[bold]3. What a token costs[/]: milliseconds, against its position")
     with console.status("") as status:
-        for T in (512, 1024, 2048, 4096, 8192):
-            cells = [str(T)]
-            for backward in (False, True):
-                status.update(f"T = {T}, {'forward+backward' if backward else 'forward'}")
-                (row,), _ = contest([Entry(HEADS, WIDTH, T, backward)], against=True, backend="auto", seconds=1.5)
-                assert row.softmax_ms is not None
-                cells += [f"{row.ms:.1f} ms", f"{row.softmax_ms:.1f} ms", f"{row.speedup:.1f}x"]
-                if backward:
-                    series["slots"][T] = row.us_per_token
-                    series["softmax"][T] = 1e3 * row.softmax_ms / T
-            table.add_row(*cells)
-    console.print(table, "")
-    console.print("[italic]3. Linear: microseconds per token, forward and backward[/]")
-    console.print(bars(series, "T", ""), highlight=False)
-    path = out / "cost_per_token.png"
-    save_lines(
-        series,
-        path,
-        "sequence length T",
-        "microseconds per token, forward and backward",
-        f"Gated slot attention against softmax attention, width {HEADS * WIDTH}",
-    )
-    console.print(f"\nChart: {path}")
+        times, memory = _measured(engine.engine, ids, status.update)
+    console.print(bars(times, "position", "ms a token"))
+    table = Table(title="\nMemory of one sequence, in bytes", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for name in ("position", GSA, LLAMA):
+        table.add_column(name, justify="right")
+    for position, constant in memory[GSA].items():
+        table.add_row(f"{position:,}", f"{constant:,.0f}", f"{memory[LLAMA][position]:,.0f}")
+    console.print(table)
+    charts = {"time_per_token.png": (times, "ms a token"), "memory.png": (memory, "bytes of state, or cache")}
+    for name, (series, label) in charts.items():
+        save_lines(series, folder / name, "position", label, "gsa-tiny and a Llama of the same size")
+        console.print(f"Chart: {folder / name}")
+
+
+def _measured(engine: Engine, ids: NDArray[np.int64], tick: Callable[[str], None]) -> tuple[Series, Series]:
+    """Milliseconds and bytes by position, of the model behind a text and of a Llama. All positions take turns."""
+    from gsa.bench.decode_model import token
+    from gsa.bench.rivals import TransformersLlama
+    from gsa.bench.timing import race
+    from gsa.infer.places import places
+
+    llama, here = TransformersLlama(engine.model.config), places(engine.model, len(POSITIONS))
+    contenders, state, read = {}, None, 0
+    for place, position in enumerate(POSITIONS):
+        tick(f"going to position {position:,}")
+        state, read = engine.read(ids[read:position], state), position
+        here.put(place, state.model)
+        contenders[f"gsa {position}"] = token(here, [place])
+        contenders[f"llama {position}"] = llama.at(position)
+    tick("measuring")
+    best = race(contenders, seconds=10.0, rounds=2)
+    times = {
+        label: {position: 1e3 * best[f"{name} {position}"] for position in POSITIONS}
+        for name, label in (("gsa", GSA), ("llama", LLAMA))
+    }
+    memory = {
+        GSA: {position: float(here.take(place).nbytes) for place, position in enumerate(POSITIONS)},
+        LLAMA: {position: float(llama.cache_bytes(position)) for position in POSITIONS},
+    }
+    return times, memory

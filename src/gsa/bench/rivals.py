@@ -87,7 +87,7 @@ class TransformersLlama:
         cache: Any = DynamicCache(config=self._config)
         for layer in range(self._config.num_hidden_layers):
             cache.update(*(torch.randn(shape, dtype=torch.bfloat16) for _ in range(2)), layer)
-        ids = torch.tensor([[1234]])
+        ids = torch.tensor([[1]])
 
         def token() -> None:
             with torch.inference_mode():

@@ -11,6 +11,7 @@ def main(args: list[str] | None = None) -> None:
     from jsonargparse import auto_cli, set_parsing_settings
 
     from gsa import __version__
+    from gsa.bench.accuracy import accuracy
     from gsa.bench.decode import decode
     from gsa.bench.demo import demo
     from gsa.bench.linear import linear
@@ -43,6 +44,7 @@ def main(args: list[str] | None = None) -> None:
         "bench": {
             "_help": "Speed and memory, as ratios measured in one run.",
             "ops": ops,
+            "accuracy": accuracy,
             "linear": linear,
             "decode": decode,
             "train": bench_train,

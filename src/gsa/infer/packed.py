@@ -82,10 +82,10 @@ def pack_layers(model: Any, format: str) -> list[PackedWeight]:
     model.model.embeddings = PackedEmbedding(embeddings)
     if tied:
         model.lm_head = PackedLinear(embeddings, None, scratch)
-    for name, layer in [*model.named_modules()]:
-        if isinstance(layer, nn.Linear):
-            packed = pack(layer.weight, format)
-            found.append(packed)
-            model.set_submodule(name, PackedLinear(packed, layer.bias, scratch))
+    for name in [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear)]:
+        layer = model.get_submodule(name)
+        packed = pack(layer.weight, format)
+        found.append(packed)
+        model.set_submodule(name, PackedLinear(packed, layer.bias, scratch))
     model.float()
     return found

@@ -1,0 +1,126 @@
+"""The benchmark of decoding, and the demo, measure what they say."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from gsa.bench import accuracy, decode, decode_loss, decode_model, demo, rivals
+from gsa.cli import main
+from gsa.infer import Model
+from gsa.models import ModelConfig
+from gsa.ops.native import library
+
+needs_native = pytest.mark.skipif(library.unavailable(None) is not None, reason="the native engine cannot run here")
+SMALL = ModelConfig(
+    hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, num_slots=8, vocab_size=300
+)
+
+
+@pytest.fixture(autouse=True)
+def _without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gsa.bench.timing.TURN", 0.0001)
+
+
+def quiet(what: str) -> None:
+    pass
+
+
+@needs_native
+def test_report(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The whole command, with a small model."""
+    monkeypatch.setattr(decode_model, "shape", lambda quick: SMALL)
+    monkeypatch.setattr("gsa.bench.memory.measured_alone", lambda task, setting: {"peak": 5e6, "seconds": 1.0})
+    race = __import__("gsa.bench.timing", fromlist=["race"]).race
+    monkeypatch.setattr("gsa.bench.timing.race", lambda contenders, seconds, rounds=2: race(contenders, 0.0, 2))
+    main(["bench", "decode", "--quick", "--json", "--threads", "1"])
+    report = json.loads(capsys.readouterr().out)
+    assert report["threads"] == 1
+    for name, row in report["weights"].items():
+        assert row["share"] == pytest.approx(row["tokens_per_second"] / row["bound"])
+        assert row["loss"] == pytest.approx(report["weights"]["fp32"]["loss"], abs=0.2), name
+    sizes = [row["bytes"] for row in report["weights"].values()]
+    assert sizes == sorted(sizes, reverse=True)
+    assert report["weights"]["int4"]["loss_tiny"] > report["weights"]["fp32"]["loss_tiny"]
+    assert report["batch"]["equal"]
+    at = report["positions"]
+    constant = Model.load(decode_model.random_model(SMALL)).state_bytes
+    assert at["state_bytes"] == {"near": constant, "far": constant}
+    assert at["ratio"] == pytest.approx(at["far_tokens_per_second"] / at["near_tokens_per_second"])
+    assert all(rivals.TRANSFORMERS in row for row in report["rivals"].values())
+    text = Console(width=80, record=True)
+    decode._show(report)
+    from gsa.bench.decode_tables import tables
+
+    for table in tables(report):
+        text.print(table)
+    shown = text.export_text()
+    assert "loss gsa-tiny" in shown
+    assert "…" not in shown
+
+
+@needs_native
+def test_loss_is_the_models_own() -> None:
+    lm = decode_model.random_model(SMALL)
+    ids = torch.randint(300, (16, 20))
+    with torch.no_grad():
+        expected = float(lm(ids, labels=ids).loss)
+    assert decode_loss.losses({"fp32": Model.load(lm, "fp32")}, ids)["fp32"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_book_in_sequences() -> None:
+    ids = decode_loss.of_a_book(30)
+    assert ids.shape == (16, 30)
+    assert len({tuple(row.tolist()) for row in ids}) == 16
+
+
+def test_llama_of_the_same_shape_keeps_its_context() -> None:
+    llama = rivals.TransformersLlama(SMALL)
+    token = llama.at(10)
+    cache = token.__closure__[0].cell_contents  # type: ignore[index]
+    for _ in range(3):
+        token()
+        assert cache.get_seq_length() == 10
+    stored = sum(x.nbytes for layer in cache.layers for x in (layer.keys, layer.values))
+    assert llama.cache_bytes(10) == stored
+
+
+def test_llama_cpp_is_only_there_when_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rivals, "find_spec", lambda name: None)
+    assert rivals.llama_cpp_model() is None
+
+
+@needs_native
+def test_reading_alone_tells_its_peak() -> None:
+    found = decode_model.read_alone({"tokens": 700, "threads": 1})
+    assert found["tokens"] == 700
+    assert found["peak"] > 1e7
+
+
+def test_accuracy(capsys: pytest.CaptureFixture[str]) -> None:
+    accuracy.accuracy(json=True)
+    rows = json.loads(capsys.readouterr().out)
+    assert len(rows) == 4
+    assert all(0 < row["outputs"] < 1e-6 and 0 < row["gradients"] < 5e-5 for row in rows.values())
+    accuracy.accuracy()
+    assert "of gradients" in capsys.readouterr().out
+
+
+@needs_native
+def test_demo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(demo, "POSITIONS", (8, 64))
+    monkeypatch.setattr(demo, "WRITTEN", 5)
+    monkeypatch.setattr("gsa.pretrained.book", lambda: "It was a dark and stormy night. " * 50)
+    race = __import__("gsa.bench.timing", fromlist=["race"]).race
+    monkeypatch.setattr("gsa.bench.timing.race", lambda contenders, seconds, rounds: race(contenders, 0.0, 1))
+    demo.demo(str(tmp_path / "new"))
+    shown = capsys.readouterr().out
+    assert demo.PROMPT in shown
+    assert "262,144" in shown  # bytes of the state, at every position
+    assert {path.name for path in (tmp_path / "new").iterdir()} == {
+        "sense-and-sensibility.state",
+        "time_per_token.png",
+        "memory.png",
+    }

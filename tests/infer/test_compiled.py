@@ -1,0 +1,174 @@
+"""A token as one call of the native engine: against the model in fp64, against torch, and against itself in company."""
+
+import pytest
+import torch
+
+from gsa import LM
+from gsa.errors import GSAError
+from gsa.infer import Model
+from gsa.infer.compiled import CompiledPlaces, obstacle
+from gsa.infer.places import TorchPlaces, places
+from gsa.ops.native import library
+from gsa.ops.packed import FORMATS
+from tests.models.cases import CASES, ids, model
+
+NATIVE = library.unavailable(None) is None
+pytestmark = pytest.mark.skipif(not NATIVE, reason="the native engine cannot run here")
+VARIANTS: dict[str, dict] = {
+    "the paper's": {},
+    "one key/value head": {"num_key_value_heads": 1},
+    "all heads": {"num_key_value_heads": 4},
+    "odd sizes": {"hidden_size": 60, "num_attention_heads": 3, "num_key_value_heads": 3, "num_slots": 7},
+    "wide values": {"expand_v": 2.0, "expand_k": 0.5},
+    "gated output": {"output_gate": True, "output_norm": "heads"},
+    "no norm": {"output_norm": "none", "output_activation": "none"},
+    "scaled": {"scale": 0.3, "gate_temperature": 0.5},
+    "slow": {"gate_temperature": 1000.0},
+    "relu": {"feature_map": "relu", "value_activation": "relu2", "readout": "relu", "output_activation": "sigmoid"},
+    "relu2": {"feature_map": "none", "readout": "relu2"},
+    "swish": {"feature_map": "sigmoid", "readout": "swish", "value_activation": "none"},
+    "identity": {"readout": "identity"},
+    "tied": {"tie_word_embeddings": True},
+    "mixed": {"mixer": "gsa,gsa(num_slots=5,readout=swish)"},
+}
+
+
+def variant(name: str) -> LM:
+    return model("gsa", **VARIANTS[name])
+
+
+def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found.double() - expected.double()).norm() / expected.double().norm())
+
+
+def stepped(here: CompiledPlaces | TorchPlaces, tokens: torch.Tensor, place: int = 0) -> torch.Tensor:
+    """Logits [T, V] of tokens [T], one by one."""
+    return torch.cat([here.step([token], [place]) for token in tokens.tolist()])
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_as_the_model_in_double_precision(name: str) -> None:
+    lm, tokens = variant(name), ids(1, 40)
+    packed = Model.load(lm, "fp32")
+    here = places(packed, 3)
+    assert isinstance(here, CompiledPlaces)
+    here.put(1, packed.init_state())
+    found = stepped(here, tokens[0], 1)
+    with torch.no_grad():
+        exact = lm.double()(tokens)
+    assert relative(found, exact.logits[0]) < 3e-6
+    for mine, other in zip(here.take(1).layers, exact.state.layers, strict=True):
+        for key, x in mine.items():
+            assert relative(x, other[key]) < 3e-6
+
+
+@pytest.mark.parametrize("isa", library.isas() if NATIVE else ())
+@pytest.mark.parametrize("format", FORMATS)
+def test_as_torch_in_every_format_and_instruction_set(format: str, isa: str) -> None:
+    before = library.isa()
+    try:
+        library.use_isa(isa)
+    except GSAError as error:
+        pytest.skip(str(error))
+    try:
+        packed = Model.load(variant("tied"), format)
+        mine, other = CompiledPlaces(packed, 2), TorchPlaces(packed, 2)
+        for here in (mine, other):
+            here.put(1, packed.init_state())
+        found, expected = (stepped(here, ids(30), 1) for here in (mine, other))
+    finally:
+        library.use_isa(before)
+    # Activations in int8 may be rounded to a neighbour where they lie halfway.
+    assert relative(found, expected) < (3e-6 if format in ("fp32", "bf16") else 3e-2)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_alone_and_in_company_bit_by_bit(format: str) -> None:
+    packed = Model.load(variant("the paper's"), format)
+    texts = ids(20, 12)
+    alone = []
+    for text in texts:
+        here = CompiledPlaces(packed, 1)
+        alone.append(stepped(here, text))
+    here = CompiledPlaces(packed, 20)
+    order = torch.randperm(20).tolist()
+    for t in range(12):
+        logits = here.step([int(texts[i, t]) for i in order], order)
+        for row, i in enumerate(order):
+            assert torch.equal(logits[row], alone[i][t])
+
+
+@pytest.mark.parametrize("count", [1, 2, 15, 16, 17, 40])
+def test_several_tokens_at_once_bit_by_bit(count: int) -> None:
+    packed = Model.load(variant("the paper's"), "fp32")
+    one, many = CompiledPlaces(packed, 1), CompiledPlaces(packed, 3)
+    tokens = ids(count)
+    assert torch.equal(many.feed(tokens.tolist(), 2), stepped(one, tokens)[-1])
+    for mine, other in zip(many.take(2).layers, one.take(0).layers, strict=True):
+        assert all(torch.equal(mine[key], other[key]) for key in mine)
+    untouched = packed.init_state()
+    for mine, other in zip(many.take(0).layers, untouched.layers, strict=True):
+        assert all(torch.equal(mine[key], other[key]) for key in mine)
+
+
+def test_threads_change_nothing() -> None:
+    lm = model("gsa", hidden_size=256, vocab_size=1000, num_slots=32)
+    packed = Model.load(lm, "fp32")
+    results = []
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        results.append(stepped(CompiledPlaces(packed, 1), ids(5)))
+        results.append(CompiledPlaces(packed, 1).feed(ids(5).tolist(), 0)[None])
+    assert all(torch.equal(result[-1], results[0][-1]) for result in results)
+
+
+def test_places_keep_to_themselves() -> None:
+    packed = Model.load(variant("the paper's"), "fp32")
+    here = CompiledPlaces(packed, 3)
+    _, state = packed.prefill(ids(70), None)
+    before = state.clone()
+    here.put(1, state)
+    taken = here.take(1)
+    here.step([5], [1])
+    for changed, kept, given in zip(here.take(1).layers, taken.layers, before.layers, strict=True):
+        for key in given:
+            assert torch.equal(kept[key], given[key])
+            assert not torch.equal(changed[key], given[key])
+    assert all(torch.equal(x[key], y[key]) for x, y in zip(state.layers, before.layers, strict=True) for key in x)
+    here.clear(1)
+    assert all(not x.any() for layer in here.take(1).layers for x in layer.values())
+
+
+@pytest.mark.parametrize(
+    ("case", "reason"),
+    [
+        ("gsa, convolved", "layer 0: it has convolutions"),
+        ("gsa, constant gate", "layer 0: its gate is constant"),
+        ("gsa, no gate", "layer 0: its gate is none"),
+        ("gla", "layer 0: its mixer is gla"),
+        ("mamba", "layer 0: its mixer is mamba"),
+        ("hybrid", "layer 2: its mixer is attention"),
+    ],
+)
+def test_what_is_left_to_torch(case: str, reason: str) -> None:
+    packed = Model.load(model(case))
+    assert obstacle(packed) == reason
+    assert isinstance(places(packed, 1), TorchPlaces)
+
+
+def test_an_activation_that_is_not_compiled() -> None:
+    assert obstacle(Model.load(model("gsa", feature_map="gelu"))) == "layer 0: its activation is gelu"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_mixer_steps_as_its_model_runs(case: str) -> None:
+    lm, tokens = model(case), ids(2, 12)
+    packed = Model.load(lm, "fp32")
+    here = places(packed, 4)
+    states = [packed.prefill(text[:5], None)[1] for text in tokens]
+    here.put(3, states[0])
+    here.put(1, states[1])
+    found = torch.stack([here.step(tokens[:, t].tolist(), [3, 1]) for t in range(5, 12)], 1)
+    with torch.no_grad():
+        expected = lm(tokens).logits[:, 5:]
+    assert relative(found, expected) < 1e-4

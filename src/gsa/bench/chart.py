@@ -22,7 +22,7 @@ def bars(series: Series, x_name: str, y_name: str, width: int = 40) -> str:
         for name, points in series.items():
             if x in points:
                 bar = "█" * max(1, round(width * points[x] / longest))
-                lines.append(f"{label}  {name:<{names}} {bar} {points[x]:.1f}")
+                lines.append(f"{label}  {name:<{names}} {bar} {points[x]:.3g}")
                 label = " " * 7
     return "\n".join(lines)
 

@@ -149,7 +149,8 @@ def prompts(models: dict[str, Model], tokens: int, seconds: float) -> dict[str, 
 
     from gsa.bench.timing import race
 
-    ids = torch.randint(1000, (tokens,), generator=torch.Generator().manual_seed(0))
+    size = min(model.vocab_size for model in models.values())
+    ids = torch.randint(size, (tokens,), generator=torch.Generator().manual_seed(0))
     contenders = {name: lambda model=model: _timed(model, ids, None) for name, model in models.items()}
     best = race(contenders, seconds)  # type: ignore[arg-type]
     return {name: tokens / time for name, time in best.items()}

@@ -52,7 +52,7 @@ def _write(engine: TextEngine, prompt: str, state: State | None, seed: int) -> N
     """Streams a continuation, and tells how fast it came."""
     from gsa.infer import Sampling
 
-    print(f"> {prompt}", end="", flush=True)
+    print(f"> {prompt.strip()}", end="", flush=True)
     settings = Sampling(max_tokens=WRITTEN, temperature=0.7, top_p=0.9, seed=seed)
     first, begun = None, time.perf_counter()
     writing = engine.stream(prompt, settings, state=state)

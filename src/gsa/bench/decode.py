@@ -77,6 +77,7 @@ def measure(quick: bool, tick: Callable[[str], None]) -> dict[str, Any]:
         "weights": weights,
         "rivals": _rivals(models, quick, tick),
         "batch": decode_model.batch(models["fp32"], *((20, 16) if quick else (48, 128)), tick),
+        "agreement": decode_model.agreement(tiny["fp32"], 20 if quick else 200, 64),
         "prompts": decode_model.prompts(models, 512 if quick else 2048, seconds),
         "positions": decode_model.positions(models["bf16"], NEAR, far, seconds / 2, tick),
         "memory": _memory(quick, tick),

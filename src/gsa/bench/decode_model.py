@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -157,49 +158,57 @@ def prompts(models: dict[str, Model], tokens: int, seconds: float) -> dict[str, 
 
 
 def batch(model: Model, requests: int, longest: int, tick: Callable[[str], None]) -> dict[str, Any]:
-    """Tokens a second of an engine with requests that come at random times, 16 at a time and one at a time.
-
-    Also whether each gave what it gives alone.
-    """
+    """Tokens a second of an engine with requests that come at random times, 16 at a time and one at a time."""
+    wanted = jobs(model, requests, longest)
+    few = wanted[: max(2, requests // BATCH)]
     rates: dict[int, list[float]] = {1: [], BATCH: []}
-    wanted = random.Random(0)
-    prompts = [[wanted.randrange(model.vocab_size) for _ in range(wanted.randint(4, 32))] for _ in range(requests)]
-    jobs = [(ids, wanted.randint(longest // 4, longest)) for ids in prompts]
-    outputs: dict[int, dict[int, list[int]]] = {1: {}, BATCH: {}}
-    share = max(1, requests // BATCH)
-    for turn in range(2):
-        for size in (1, BATCH):
+    for _ in range(2):
+        for size, some in ((1, few), (BATCH, wanted)):
             tick(f"an engine with {size} place{'s' if size > 1 else ''}")
-            begin, end = (0, requests) if size == BATCH else (turn * share, (turn + 1) * share)
-            rate, found = _served(model, size, jobs[begin:end])
-            rates[size].append(rate)
-            outputs[size] |= {begin + i: tokens for i, tokens in found.items()}
+            rates[size].append(_served(model, size, some)[0])
     alone, together = max(rates[1]), max(rates[BATCH])
     return {
         "requests": requests,
         "alone_tokens_per_second": alone,
         "batch_tokens_per_second": together,
         "ratio": together / alone,
-        "compared": len(outputs[1]),
-        "equal": all(outputs[BATCH][i] == tokens for i, tokens in outputs[1].items()),
     }
 
 
-def _served(model: Model, size: int, jobs: list[tuple[list[int], int]]) -> tuple[float, dict[int, list[int]]]:
-    """Tokens a second, and what each job gave. Jobs come one or two a step, as chance wills."""
+def agreement(model: Model, requests: int, longest: int) -> dict[str, int]:
+    """How many of some requests at random times, 16 at a time, give what they give alone."""
+    wanted = jobs(model, requests, longest)
+    alone, together = (_served(model, size, wanted)[1] for size in (1, BATCH))
+    return {"requests": requests, "equal": sum(a == b for a, b in zip(alone, together, strict=True))}
+
+
+Job = tuple[list[int], int, tuple[int, ...]]
+"""A prompt, tokens at most, and tokens that end it."""
+
+
+def jobs(model: Model, number: int, longest: int) -> list[Job]:
+    """Random ones; a few tokens end a text early."""
+    chance, vocabulary = random.Random(0), model.vocab_size
+    prompts = [[chance.randrange(vocabulary) for _ in range(chance.randint(4, 32))] for _ in range(number)]
+    ends = [tuple(chance.randrange(vocabulary) for _ in range(chance.randint(0, 8))) for _ in range(number)]
+    return [(ids, chance.randint(longest // 4, longest), end) for ids, end in zip(prompts, ends, strict=True)]
+
+
+def _served(model: Model, size: int, wanted: list[Job]) -> tuple[float, list[list[int]]]:
+    """Tokens a second, and what each job gave. None to two of them come with every step, as chance wills."""
     from gsa.infer import Engine, Sampling
 
-    engine, chance, waiting, made = Engine(model, batch_size=size), random.Random(1), list(jobs), []
+    engine, chance, waiting, made = Engine(model, batch_size=size), random.Random(1), deque(wanted), []
     begun = time.perf_counter()
     while waiting or engine.busy:
         for _ in range(chance.randint(0, 2)):
             if waiting:
-                ids, length = waiting.pop(0)
-                made.append(engine.submit(ids, Sampling(max_tokens=length)))
+                ids, length, end = waiting.popleft()
+                made.append(engine.submit(ids, Sampling(max_tokens=length, stop=end)))
         engine.step()
     spent = time.perf_counter() - begun
-    outputs = {i: list(generation.tokens) for i, generation in enumerate(made)}
-    return sum(map(len, outputs.values())) / spent, outputs
+    outputs = [list(generation.tokens) for generation in made]
+    return sum(map(len, outputs)) / spent, outputs
 
 
 def read_alone(setting: dict[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,8 @@
 """Models as folders: what is written is read back, by us and by transformers; what is broken is named."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -188,3 +190,12 @@ def test_fields_of_transformers_are_no_mistake(tmp_path: Path) -> None:
     save_model(model("gsa"), tmp_path)
     change_config(tmp_path, torch_dtype="float32", _name_or_path="x", auto_map={}, num_labels=2)
     assert load_config(tmp_path) == model("gsa").config
+
+
+def test_loading_imports_no_compiler() -> None:
+    """Parameters that are about to be replaced are not filled, which on the device `meta` would import torch's dynamo."""
+    code = (
+        "import sys, gsa.pretrained; from gsa.models.checkpoint import load_model\n"
+        "load_model(gsa.pretrained.folder('gsa-tiny')); print('torch._dynamo' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"

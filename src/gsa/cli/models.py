@@ -46,12 +46,11 @@ def _names() -> list[str]:
 
 def describe(name: str) -> dict[str, Any]:
     """What `gsa models` says of a preset."""
-    import torch
-
     from gsa.models import LM, preset
+    from gsa.models.init import without_memory
 
     config = preset(name)
-    with torch.device("meta"):
+    with without_memory():
         model = LM(config)
     blocks = sum(1.0 if block.mlp is not None else 0.5 for block in model.model.layers)
     state = model.state_size

@@ -14,6 +14,7 @@ from torch import Tensor
 from gsa.errors import GSAError, raised_by
 from gsa.infer.packed import pack_layers
 from gsa.models.checkpoint import load_model, stored_weights
+from gsa.models.init import without_memory
 from gsa.models.lm import LM, check_state
 from gsa.models.state import ModelState
 from gsa.ops.packed import FORMATS
@@ -120,7 +121,7 @@ def _folder(source: str | Path) -> Path:
 
 def _copied(lm: LM) -> LM:
     """The same model with other modules over the same weights."""
-    with torch.device("meta"):
+    with without_memory():
         copy = LM(lm.config)
     copy.load_state_dict(lm.state_dict(), assign=True)
     copy.tie_weights()

@@ -18,6 +18,7 @@ from gsa.errors import GSAError
 from gsa.files import read_json, written
 from gsa.mixers.registry import suggestion
 from gsa.models.config import ModelConfig
+from gsa.models.init import without_memory
 from gsa.models.lm import LM
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
@@ -153,7 +154,7 @@ def load_model(folder: str | Path, *, dtype: torch.dtype | None = None) -> LM:
 
 def empty_model(config: ModelConfig, weights: dict[str, Tensor], what: str) -> LM:
     """A model without memory for its weights; raises unless these are its weights, by name, shape and kind."""
-    with torch.device("meta"):
+    with without_memory():
         model = LM(config)
     expected = {name: tuple(x.shape) for name, x in model.state_dict().items()}
     tied = {"lm_head.weight"} if config.tie_word_embeddings else set()

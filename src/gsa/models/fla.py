@@ -26,6 +26,7 @@ from gsa.models.checkpoint import (
     write_model,
 )
 from gsa.models.config import ModelConfig
+from gsa.models.init import without_memory
 from gsa.models.lm import LM
 
 Fields = dict[str, Any]
@@ -275,7 +276,7 @@ def convert_weights(weights: dict[str, Tensor], config: ModelConfig, affine: boo
 
     Without `affine`, output norms have no weights there, and get ones.
     """
-    with torch.device("meta"):
+    with without_memory():
         expected = LM(config).state_dict()
     renamed = {_rename(name): x for name, x in weights.items() if not name.endswith("rotary.inv_freq")}
     check_tied(config, renamed, "import")

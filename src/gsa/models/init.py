@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from gsa.mixers.base import Mixer
 from gsa.models.backbone import SwiGLU
@@ -24,3 +30,19 @@ def initialise(module: nn.Module, deviation: float, layers: int) -> None:
         nn.init.normal_(last.weight, 0.0, deviation / (2 * layers) ** 0.5)
     if isinstance(module, Mixer):
         module.reset_parameters()
+
+
+class _Unfilled(TorchFunctionMode):
+    """Leaves tensors as they are where torch.nn.init would fill them."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def without_memory() -> Iterator[None]:
+    """Models made here have shapes and nothing else. Filling them would do nothing, and import a compiler for it."""
+    with torch.device("meta"), _Unfilled():
+        yield

@@ -12,6 +12,7 @@ import torch
 
 from gsa.errors import GSAError
 from gsa.models.config import ModelConfig
+from gsa.models.init import without_memory
 from gsa.models.lm import LM
 from gsa.train.engines import ENGINES, PRECISIONS
 from gsa.train.measure import Batch, Part, measure_block, measure_ends, measure_update
@@ -93,7 +94,7 @@ def estimate(
         raise GSAError(f"estimate: precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
     if zero_stage not in (1, 2, 3):
         raise GSAError(f"estimate: zero_stage must be 1, 2 or 3, got {zero_stage}")
-    with torch.device("meta"):
+    with without_memory():
         parameters = LM(config).num_parameters
     dtype, layers = PRECISIONS[precision], Counter(config.layers)
     batch = Batch(rows, length, reset_at_documents, device, dtype, matmul_peak(device, dtype))

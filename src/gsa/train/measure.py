@@ -19,7 +19,7 @@ from gsa.mixers.layout import Layout
 from gsa.mixers.parts import RMSNorm
 from gsa.models.backbone import Block
 from gsa.models.config import ModelConfig
-from gsa.models.init import initialise
+from gsa.models.init import initialise, without_memory
 from gsa.models.loss import PIECE, linear_cross_entropy
 from gsa.train.peak import block_flops, synchronise
 
@@ -88,7 +88,7 @@ def measure_block(config: ModelConfig, options: Options, batch: Batch, checkpoin
             layout = Layout(1, rows * length, batch.device, torch.arange(rows + 1, device=batch.device) * length)
         return block(x, None, layout, False, bound)[0].float().mean()
 
-    with torch.device("meta"):
+    with without_memory():
         shape = Block(config, options)
         work = partial(block_flops, shape)
         rows, length = batch.cut(3 * work(batch.length))

@@ -15,6 +15,7 @@ from gsa.mixers.base import Mixer
 from gsa.mixers.convolution import ShortConvolution
 from gsa.mixers.heads import HeadMixer
 from gsa.models.config import ModelConfig
+from gsa.models.init import without_memory
 from gsa.models.lm import LM
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -75,7 +76,7 @@ def flops_per_token(config: ModelConfig, length: int) -> float:
     """
     if length < 1:
         raise GSAError(f"flops_per_token: length must be at least 1, got {length}")
-    with torch.device("meta"):
+    with without_memory():
         model = LM(config)
         blocks = sum(block_flops(block, length) for block in model.model.layers)
     return 3.0 * (blocks + 2 * model.lm_head.weight.numel())

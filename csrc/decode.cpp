@@ -213,21 +213,7 @@ struct Decode {
         worker.multiply(worker.columns(decoder.head, call.count - call.first, normed),
                         {{&decoder.head, call.logits, decoder.head.N, nullptr}});
     }
-
-    static void thread(void* context, int rank, int size) { static_cast<Decode*>(context)->run(rank, size); }
 };
-
-size_t decode_size(const DecodeCall& call, int threads) {
-    Arena arena;
-    const Decode decode(call, threads, arena);
-    return arena.used;
-}
-
-void decode(const DecodeCall& call, int threads, char* memory) {
-    Arena arena{memory};
-    Decode decode(call, threads, arena);
-    parallel(threads, Decode::thread, &decode);
-}
 
 // Products alone.
 struct Products {
@@ -254,26 +240,27 @@ struct Products {
             worker.multiply(worker.columns(matrix, 1, copy), {{&matrix, call.y, matrix.N, nullptr}});
         }
     }
-
-    static void thread(void* context, int rank, int size) { static_cast<Products*>(context)->run(rank, size); }
 };
 
-size_t products_size(const ProductsCall& call, int threads) {
+template <class Task, class Call>
+size_t size_of(const Call& call, int threads) {
     Arena arena;
-    const Products products(call, threads, arena);
+    const Task task(call, threads, arena);
     return arena.used;
 }
 
-void products(const ProductsCall& call, int threads, char* memory) {
+template <class Task, class Call>
+void run(const Call& call, int threads, char* memory) {
     Arena arena{memory};
-    Products products(call, threads, arena);
-    parallel(threads, Products::thread, &products);
+    Task task(call, threads, arena);
+    parallel(threads, [](void* context, int rank, int size) { static_cast<Task*>(context)->run(rank, size); }, &task);
 }
 
 }  // namespace
 
 extern const DecodeKernels decode_kernels;
-const DecodeKernels decode_kernels = {decode_size, decode, products_size, products};
+const DecodeKernels decode_kernels = {size_of<Decode, DecodeCall>, run<Decode, DecodeCall>,
+                                      size_of<Products, ProductsCall>, run<Products, ProductsCall>};
 
 }  // namespace GSA_ISA
 }  // namespace gsa

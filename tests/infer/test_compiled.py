@@ -4,16 +4,14 @@ import pytest
 import torch
 
 from gsa import LM
-from gsa.errors import GSAError
 from gsa.infer import Model
 from gsa.infer.compiled import CompiledPlaces, obstacle
 from gsa.infer.places import TorchPlaces, places
-from gsa.ops.native import library
 from gsa.ops.packed import FORMATS
 from tests.models.cases import CASES, ids, model
+from tests.ops.isas import ISAS, needs_native, used
 
-NATIVE = library.unavailable(None) is None
-pytestmark = pytest.mark.skipif(not NATIVE, reason="the native engine cannot run here")
+pytestmark = needs_native
 VARIANTS: dict[str, dict] = {
     "the paper's": {},
     "one key/value head": {"num_key_value_heads": 1},
@@ -62,22 +60,15 @@ def test_as_the_model_in_double_precision(name: str) -> None:
             assert relative(x, other[key]) < 3e-6
 
 
-@pytest.mark.parametrize("isa", library.isas() if NATIVE else ())
+@pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("format", FORMATS)
 def test_as_torch_in_every_format_and_instruction_set(format: str, isa: str) -> None:
-    before = library.isa()
-    try:
-        library.use_isa(isa)
-    except GSAError as error:
-        pytest.skip(str(error))
-    try:
-        packed = Model.load(variant("tied"), format)
-        mine, other = CompiledPlaces(packed, 2), TorchPlaces(packed, 2)
-        for here in (mine, other):
-            here.put(1, packed.init_state())
+    packed = Model.load(variant("tied"), format)
+    mine, other = CompiledPlaces(packed, 2), TorchPlaces(packed, 2)
+    for here in (mine, other):
+        here.put(1, packed.init_state())
+    with used(isa):
         found, expected = (stepped(here, ids(30), 1) for here in (mine, other))
-    finally:
-        library.use_isa(before)
     # Activations in int8 may be rounded to a neighbour where they lie halfway.
     assert relative(found, expected) < (3e-6 if format in ("fp32", "bf16") else 3e-2)
 

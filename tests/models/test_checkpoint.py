@@ -193,7 +193,7 @@ def test_fields_of_transformers_are_no_mistake(tmp_path: Path) -> None:
 
 
 def test_loading_imports_no_compiler() -> None:
-    """Parameters that are about to be replaced are not filled, which on the device `meta` would import torch's dynamo."""
+    """Parameters about to be replaced are not filled, which on the device `meta` would import torch's dynamo."""
     code = (
         "import sys, gsa.pretrained; from gsa.models.checkpoint import load_model\n"
         "load_model(gsa.pretrained.folder('gsa-tiny')); print('torch._dynamo' in sys.modules)"

@@ -20,11 +20,9 @@ from gsa.errors import BackendUnavailable, GSAError
 from gsa.ops.linear import PackedWeight, matvec, pack, quantise_activations
 from gsa.ops.native import library
 from gsa.ops.native import linear as native
+from tests.ops.isas import ISAS, NATIVE, needs_native
 
-NATIVE = library.unavailable(None) is None
-needs_native = pytest.mark.skipif(not NATIVE, reason="the native engine cannot run here")
 BACKENDS = ["reference", pytest.param("native", marks=needs_native)]
-ISAS = library.isas() if NATIVE else ("none",)
 WAYS = [("fp32", "fp32"), ("bf16", "fp32"), ("int8", "fp32"), ("int8", "int8"), ("int4", "fp32"), ("int4", "int8")]
 EXACT = 2e-6  # relative error of sums in fp32
 

@@ -1,34 +1,14 @@
 """Packed weights as floats again, whole and by rows; and columns that do not depend on their company."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
 from gsa.errors import GSAError
 from gsa.ops.linear import matvec, pack
-from gsa.ops.native import library
 from gsa.ops.packed import DENSE, FORMATS
+from tests.ops.isas import ISAS, needs_native, used
 
-NATIVE = library.unavailable(None) is None
-needs_native = pytest.mark.skipif(not NATIVE, reason="the native engine cannot run here")
-ISAS = library.isas() if NATIVE else ("none",)
 SHAPES = [(1, 1), (16, 32), (50, 70), (33, 576)]
-
-
-@pytest.fixture(autouse=True)
-def _same_isa() -> Iterator[None]:
-    before = library.isa() if NATIVE else ""
-    yield
-    if NATIVE:
-        library.use_isa(before)
-
-
-def use_isa(name: str) -> None:
-    try:
-        library.use_isa(name)
-    except GSAError as error:
-        pytest.skip(str(error))
 
 
 @needs_native
@@ -36,11 +16,11 @@ def use_isa(name: str) -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("format", FORMATS)
 def test_native_unpacks_what_torch_does(isa: str, shape: tuple[int, int], format: str) -> None:
-    use_isa(isa)
     packed = pack(torch.randn(shape), format)
-    assert torch.equal(packed.unpack(), packed._unpack())
     room = torch.empty(shape[0] * shape[1] + 5)
-    assert torch.equal(packed.unpack(room), packed._unpack())
+    with used(isa):
+        assert torch.equal(packed.unpack(), packed._unpack())
+        assert torch.equal(packed.unpack(room), packed._unpack())
 
 
 @pytest.mark.parametrize("group", [32, 64, None])
@@ -74,9 +54,9 @@ def test_room_that_does_not_fit(out: torch.Tensor) -> None:
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_column_does_not_depend_on_its_company(isa: str, format: str) -> None:
-    use_isa(isa)
     activations = "fp32" if format in DENSE else "int8"
     packed, x = pack(torch.randn(45, 200), format), torch.randn(16, 200)
-    alone = torch.stack([matvec(packed, column, activations=activations) for column in x])
-    for count in range(1, 17):
-        assert torch.equal(matvec(packed, x[:count], activations=activations), alone[:count])
+    with used(isa):
+        alone = torch.stack([matvec(packed, column, activations=activations) for column in x])
+        for count in range(1, 17):
+            assert torch.equal(matvec(packed, x[:count], activations=activations), alone[:count])

@@ -69,8 +69,9 @@ struct Format {
 // Adds the products of one block to sums [C, L], with activations in fp32.
 template <int Bits, int C>
 struct RealBlock {
-    // Products go to several sums in turn, or each would wait for the one before.
-    static constexpr int turns = C * L >= 4 ? 1 : 4 / (C * L);
+    // Products go to several sums in turn, or each would wait for the one before. As many for every number of columns: a
+    // result must not depend on that.
+    static constexpr int turns = L >= 4 ? 1 : 4 / L;
 
     GSA_INLINE void add(const uint8_t* w, const Columns& columns, int first, int64_t block, int64_t, Floats (&sums)[C][L]) {
         typedef Format<Bits> F;

@@ -40,8 +40,8 @@ def _check(value: Any, allowed: tuple[type, ...], limits: dict[str, Any], name: 
         raise GSAError(f"{name} must be {expected}, got {value!r}")
     if value is None:
         return
-    if isinstance(value, float) and not math.isfinite(value):
-        raise GSAError(f"{name} must be finite, got {value!r}")
+    if float in allowed and not _finite(value):
+        raise GSAError(f"{name} must be finite, got {str(value)[:40]}")
     names = limits.get("names")
     if names is not None and value not in names:
         raise GSAError(f"{name} must be one of {', '.join(names)}, got {value!r}")
@@ -50,6 +50,13 @@ def _check(value: Any, allowed: tuple[type, ...], limits: dict[str, Any], name: 
         raise GSAError(f"{name} must be at least {least}, got {value!r}")
     if above is not None and value <= above:
         raise GSAError(f"{name} must be above {above}, got {value!r}")
+
+
+def _finite(number: float) -> bool:
+    try:
+        return math.isfinite(number)
+    except OverflowError:  # a whole number beyond all floating ones
+        return False
 
 
 _NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "a name", dict: "names with values"}

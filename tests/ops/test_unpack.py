@@ -5,7 +5,7 @@ import torch
 
 from gsa.errors import GSAError
 from gsa.ops.linear import matvec, pack
-from gsa.ops.packed import DENSE, FORMATS
+from gsa.ops.packed import BITS, FORMATS
 from tests.ops.isas import ISAS, needs_native, used
 
 SHAPES = [(1, 1), (16, 32), (50, 70), (33, 576)]
@@ -52,9 +52,10 @@ def test_room_that_does_not_fit(out: torch.Tensor) -> None:
 
 @needs_native
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("format", FORMATS)
-def test_a_column_does_not_depend_on_its_company(isa: str, format: str) -> None:
-    activations = "fp32" if format in DENSE else "int8"
+@pytest.mark.parametrize(
+    ("format", "activations"), [*((name, "fp32") for name in FORMATS), *((name, "int8") for name in BITS)]
+)
+def test_a_column_does_not_depend_on_its_company(isa: str, format: str, activations: str) -> None:
     packed, x = pack(torch.randn(45, 200), format), torch.randn(16, 200)
     with used(isa):
         alone = torch.stack([matvec(packed, column, activations=activations) for column in x])

@@ -35,7 +35,7 @@ def chat(
     Args:
         model: Folder of a model with its tokenizer, or of a run, whose newest whole checkpoint is taken.
         system: What the model is told before the conversation.
-        weights: Format of the weights in memory; auto is bf16 for weights stored in half precision, else fp32.
+        weights: Format of the weights in memory; auto is bf16 for weights stored in bf16, else fp32.
         max_tokens: Tokens of a reply at most.
         temperature: Below 1 likely tokens become likelier; 0 always takes the likeliest.
         top_k: Choose among so many of the likeliest tokens; 0 is all.

@@ -48,7 +48,7 @@ def generate(
         prompt: The text to continue. It may be left out with --file or --state. One that begins with - goes behind --.
         file: File with the text to continue, - for standard input; a prompt comes behind it.
         model: gsa-tiny, or a folder of a model with its tokenizer, or of a run, whose newest whole checkpoint is taken.
-        weights: Format of the weights in memory; auto is bf16 for weights stored in half precision, else fp32.
+        weights: Format of the weights in memory; auto is bf16 for weights stored in bf16, else fp32.
         max_tokens: Tokens at most.
         temperature: Below 1 likely tokens become likelier; 0 always takes the likeliest.
         top_k: Choose among so many of the likeliest tokens; 0 is all.

@@ -51,7 +51,8 @@ class CompiledPlaces(Places):
 
     def __init__(self, model: Model, size: int):
         super().__init__(model, size)
-        self._states = model.lm.init_state(size)
+        with torch.inference_mode(False):  # they may be changed anywhere, wherever they are made
+            self._states = model.lm.init_state(size)
         lm = model.lm
         blocks = [
             _described(block, state["k"], state["v"])

@@ -21,7 +21,7 @@ from gsa.infer.prefix import PrefixCache
 from gsa.infer.reading import Ids, Reading, checked_ids
 from gsa.infer.requests import Completion, Generation, Request, Token
 from gsa.infer.sampling import Sampler, Sampling
-from gsa.infer.scheduler import NOT_FINITE, Scheduler
+from gsa.infer.scheduler import NOT_FINITE, Scheduler, is_finite
 from gsa.infer.state import State
 from gsa.models.lm import LM
 from gsa.options import check, number
@@ -62,7 +62,10 @@ class Engine:
         self.batch_size = batch_size
         self.prefixes = PrefixCache(prefix_bytes) if prefix_bytes else None
         """What is remembered of earlier prompts."""
-        self._scheduler = Scheduler(places(self.model, batch_size))
+        try:
+            self._scheduler = Scheduler(places(self.model, batch_size))
+        except (RuntimeError, TypeError) as error:  # what torch raises for sizes it cannot give
+            raise GSAError(f"engine: no memory for the states of {batch_size} sequences: {error}") from None
         self._ids = count()
 
     @property
@@ -155,9 +158,10 @@ class Engine:
                 progress(reading.position)
         assert reading.state is not None
         assert reading.logits is not None
-        if not bool(reading.logits.isfinite().all()):
+        state_after = reading.snapshot(reading.state.clone(), reading.logits.clone())
+        if not is_finite(state_after):
             raise GSAError(f"read: {NOT_FINITE}")
-        return reading.snapshot(reading.state.clone(), reading.logits.clone())
+        return state_after
 
     def _completed(self, generation: Generation) -> Completion:
         while not generation.done:

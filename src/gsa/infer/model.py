@@ -43,16 +43,16 @@ class Model:
 
     @classmethod
     def load(cls, source: str | Path | LM, weights: str = "auto") -> Model:
-        """The model of a folder, of the package ("gsa-tiny"), or an LM (which stays as it is), in a format of weights.
+        """The model of a folder, of the package ("gsa-tiny"), or an LM as it is now, in a format of weights.
 
-        `auto` is bf16 for weights in half precision, and fp32 for others.
+        `auto` is bf16 for weights in bf16, and fp32 for others. Nothing is shared with the LM.
         """
         if weights not in WEIGHTS:
             raise GSAError(f"Model: unknown weights {weights!r}; expected one of {', '.join(WEIGHTS)}")
         lm = _copied(source) if isinstance(source, LM) else load_model(_folder(source))
         dtype = lm.lm_head.weight.dtype
         if weights == "auto":
-            weights = "bf16" if dtype in (torch.bfloat16, torch.float16) else "fp32"
+            weights = "bf16" if dtype == torch.bfloat16 else "fp32"
         with torch.no_grad():
             fingerprint = _fingerprint(lm)
             packed = pack_layers(lm.eval().requires_grad_(False), weights)
@@ -120,10 +120,10 @@ def _folder(source: str | Path) -> Path:
 
 
 def _copied(lm: LM) -> LM:
-    """The same model with other modules over the same weights."""
+    """The same model, with memory of its own."""
     with without_memory():
         copy = LM(lm.config)
-    copy.load_state_dict(lm.state_dict(), assign=True)
+    copy.load_state_dict({name: x.detach().clone() for name, x in lm.state_dict().items()}, assign=True)
     copy.tie_weights()
     return copy
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from gsa.mixers.parts import FeatureMap
 from gsa.ops.linear import MOST, matvec
 from gsa.ops.packed import DENSE, PackedWeight, pack
 
@@ -82,7 +83,9 @@ def pack_layers(model: Any, format: str) -> list[PackedWeight]:
     model.model.embeddings = PackedEmbedding(embeddings)
     if tied:
         model.lm_head = PackedLinear(embeddings, None, scratch)
-    for name in [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear)]:
+    maps = {layer.layer for layer in model.modules() if isinstance(layer, FeatureMap)}  # small, and over heads
+    linear = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear) and layer not in maps]
+    for name in linear:
         layer = model.get_submodule(name)
         packed = pack(layer.weight, format)
         found.append(packed)

@@ -69,7 +69,7 @@ class TorchPlaces(Places):
 
     def _step(self, ids: Sequence[int], at: Sequence[int]) -> Tensor:
         lm, device = self.model.lm, self.model.device
-        logits = torch.empty(len(ids), self.model.vocab_size, device=device)
+        logits = torch.empty(len(ids), self.model.vocab_size, dtype=torch.float32, device=device)
         groups: dict[object, list[int]] = defaultdict(list)
         for i, place in enumerate(at):
             groups[_shapes(self._state(place))].append(i)

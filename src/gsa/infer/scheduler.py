@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import RLock
 
 import torch
 from torch import Tensor
@@ -23,11 +24,17 @@ from gsa.infer.state import State
 NOT_FINITE = "the model's scores are not finite"
 
 
+def is_finite(state: State) -> bool:
+    """Whether a sequence can go on from a state."""
+    return bool(state.logits.isfinite().all())
+
+
 class Scheduler:
     """Gives the places to requests in the order in which they come."""
 
     def __init__(self, places: Places):
         self._places = places
+        self._lock = RLock()  # several threads may ask one engine
         self._waiting: deque[Request] = deque()
         self._running: dict[int, Request] = {}  # by place
         self._reading: deque[Request] = deque()  # those of the running whose prompt is not read yet, the next one first
@@ -35,11 +42,13 @@ class Scheduler:
     @property
     def busy(self) -> bool:
         """Whether a request waits or runs."""
-        return bool(self._running) or any(not request.done for request in self._waiting)
+        with self._lock:
+            return bool(self._running or self._waiting)
 
     def add(self, *requests: Request) -> None:
         """Lets requests wait for places."""
-        self._waiting.extend(requests)
+        with self._lock:
+            self._waiting.extend(requests)
 
     def step(self) -> list[Token]:
         """The tokens of one round."""
@@ -49,39 +58,45 @@ class Scheduler:
             return self._decode()
 
     def cancel(self, generation: Generation) -> None:
-        """Ends a generation, if it is not done. One that waits is skipped when its turn comes."""
-        request = self._found(generation)
-        if request is not None:
-            with self._guarded():
-                self._end(request, "cancelled")
-        elif not generation.done:
-            generation.reason = "cancelled"
+        """Ends a generation, if it is not done."""
+        with self._lock:
+            request = self._found(generation)
+            if request is not None:
+                with self._guarded():
+                    self._end(request, "cancelled")
+            elif not generation.done:
+                generation.reason = "cancelled"
+                self._waiting = deque(request for request in self._waiting if not request.done)
 
     def state_of(self, generation: Generation) -> State:
         """The state of a generation that goes on, or was to be kept."""
-        if generation.kept is not None:
-            return generation.kept
-        if generation.done:
-            raise GSAError(f"request {generation.id}: it is done, and its state was not kept (keep_state)")
-        request = self._found(generation)
-        if request is None or not request.begun:
-            raise GSAError(f"request {generation.id}: its prompt is not read yet, so it has no state")
-        with self._guarded():
-            return self._snapshot(request)
+        with self._lock:
+            if generation.kept is not None:
+                return generation.kept
+            if generation.done:
+                raise GSAError(f"request {generation.id}: it is done, and its state was not kept (keep_state)")
+            request = self._found(generation)
+            if request is None or not request.begun:
+                raise GSAError(f"request {generation.id}: its prompt is not read yet, so it has no state")
+            with self._guarded():
+                state = self._snapshot(request)
+        if not is_finite(state):
+            raise GSAError(f"request {generation.id}: {NOT_FINITE}")
+        return state
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
         """Around all that changes places: whatever is raised, no place stays with a state that is half made."""
-        self._tidy()  # again, if that was interrupted
-        try:
-            with torch.inference_mode():
+        with self._lock, torch.inference_mode():
+            self._tidy()  # again, if that was interrupted
+            try:
                 yield
-        except BaseException as error:
-            for request in self._running.values():
-                self._fail(request, f"the engine was interrupted by {type(error).__name__}: {error}")
-            raise
-        finally:
-            self._tidy()
+            except BaseException as error:
+                for request in self._running.values():
+                    self._fail(request, f"the engine was interrupted by {type(error).__name__}: {error}")
+                raise
+            finally:
+                self._tidy()
 
     def _tidy(self) -> None:
         """Wipes the places of requests that are done."""
@@ -166,7 +181,11 @@ class Scheduler:
 
     def _end(self, request: Request, reason: str) -> None:
         if request.keep_state and request.begun:
-            request.generation.kept = self._snapshot(request)
+            state = self._snapshot(request)
+            if not is_finite(state):
+                self._fail(request, NOT_FINITE)
+                return
+            request.generation.kept = state
         request.generation.reason = reason
 
     def _fail(self, request: Request, message: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gsa.errors import GSAError, raised_by
-from gsa.infer.state_file import Kind, check_kinds, kind_of, read_state, write_state
+from gsa.infer.state_file import FIELDS, Kind, check_kinds, kind_of, read_state, write_state
 from gsa.models.state import ModelState
 
 if TYPE_CHECKING:
@@ -34,6 +35,14 @@ class State:
     """That of the model, which alone can go on from here."""
     weights: str
     """Format of the weights that read them; the model can go on with others."""
+
+    def __post_init__(self) -> None:
+        if type(self.tokens) is not int:
+            raise GSAError(f"State: tokens must be a whole number, got {self.tokens!r}")
+        for name, pattern in FIELDS.items():
+            value = getattr(self, name)
+            if re.fullmatch(pattern, str(value)) is None:
+                raise GSAError(f"State: {name} cannot be {value!r}")
 
     def __repr__(self) -> str:
         return f"State({self.tokens} tokens, {self.nbytes} bytes, model {self.fingerprint[:12]})"

@@ -80,13 +80,13 @@ class PackedWeight:
         """
         if self.format == "fp32":
             return self.weight
-        if out is not None and (out.dtype != torch.float32 or out.dim() != 1 or out.numel() < self.N * self.K):
-            raise GSAError(f"unpack: out is {out.dtype} {list(out.shape)}, expected torch.float32 [{self.N * self.K}]")
+        if out is not None:
+            _check_room(out, self.N * self.K, self.weight.device)
         if not self.weight.is_cpu or library.unavailable(None) is not None:
             plain = self._unpack()
             return plain if out is None else out[: plain.numel()].view(self.N, self.K).copy_(plain)
         if out is None:
-            out = torch.empty(self.N * self.K)
+            out = torch.empty(self.N * self.K, dtype=torch.float32, device="cpu")
         plain = out[: self.N * self.K].view(self.N, self.K)
         native.unpack(self, plain)
         return plain
@@ -161,6 +161,13 @@ def pack(weight: Tensor, format: str, group: int | None = COLUMNS) -> PackedWeig
     if not bool(weight.float().isfinite().all()):
         raise GSAError(f"pack: cannot quantise a weight with values that are not finite in fp32 to {format}")
     return _quantise(weight, format, group)
+
+
+def _check_room(out: Tensor, size: int, device: torch.device) -> None:
+    fits = out.dtype == torch.float32 and out.dim() == 1 and out.numel() >= size
+    if not fits or not out.is_contiguous() or out.device != device:
+        got = f"{out.dtype} {list(out.shape)} on {out.device}"
+        raise GSAError(f"unpack: out is {got}, expected contiguous torch.float32 [{size}] on {device}")
 
 
 def _check_group(operation: str, format: str, group: object) -> None:

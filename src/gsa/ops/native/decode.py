@@ -65,6 +65,11 @@ def _compiled() -> ctypes.CDLL:
     return lib
 
 
+def _empty(*shape: int) -> Tensor:
+    """Room for results, whatever torch's defaults are."""
+    return torch.empty(shape, dtype=torch.float32, device="cpu")
+
+
 def _argument(name: str, value: Any) -> Any:
     if isinstance(value, PackedWeight):
         return value.matrix()
@@ -116,7 +121,7 @@ class Decoder:
         """
         count = len(ids)
         numbers = c_int64 * count
-        logits = torch.empty(count - first, self.vocabulary)
+        logits = _empty(count - first, self.vocabulary)
         address, threads = logits.data_ptr(), torch.get_num_threads()
         if self._run(self._address, numbers(*ids), numbers(*places), count, first, address, threads):
             raise GSAError("decode: no memory for the activations")
@@ -129,8 +134,8 @@ class Products:
     def __init__(self, weights: Sequence[PackedWeight], activations: str):
         self._weights = list(weights)
         self._matrices = (c_void_p * len(weights))(*(weight.matrix().address for weight in weights))
-        self._x = torch.randn(max(weight.K for weight in weights))
-        self._y = torch.empty(max(weight.N for weight in weights))
+        self._x = _empty(max(weight.K for weight in weights)).normal_()
+        self._y = _empty(max(weight.N for weight in weights))
         self._activations = ACTIVATIONS[activations]
 
     def __call__(self) -> None:

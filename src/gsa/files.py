@@ -51,8 +51,9 @@ def written(path: Path) -> Iterator[Path]:
 
 
 def unfinished(path: Path) -> Path:
-    """Where a file is until it is whole: hidden, beside its name."""
-    return path.with_name(f".{path.name}{UNFINISHED}")
+    """Where a file is until it is whole: hidden, beside its name; another place each time, since two may write it."""
+    hidden = _hidden(path)
+    return hidden.with_name(hidden.name + UNFINISHED)
 
 
 @contextmanager

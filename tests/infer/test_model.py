@@ -101,6 +101,8 @@ def test_state_bytes() -> None:
     tiny = Model.load("gsa-tiny")
     assert tiny.state_bytes == 4 * load_model(folder("gsa-tiny")).state_size  # type: ignore[operator]
     assert Model.load(model("attention")).state_bytes is None
+    window = Model.load(model("attention, window"))  # full after four tokens
+    assert window.state_bytes == window.prefill(ids(9), None)[1].nbytes
 
 
 @pytest.mark.parametrize(

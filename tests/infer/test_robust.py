@@ -4,12 +4,13 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from gsa.errors import GSAError
-from gsa.infer import Engine, Model, Sampling
+from gsa.infer import Engine, Model, Sampling, State
 from gsa.infer.model import PIECE
 from tests.infer.engines import SHORT, larger, loaded
 from tests.models.cases import ids, model
@@ -131,6 +132,26 @@ def test_states_that_cannot_be(change: dict, message: str) -> None:
     state = Engine(loaded()).read([1, 2])
     with pytest.raises(GSAError, match=message):
         replace(state, **change)
+
+
+def test_a_state_is_loaded_for_a_model(tmp_path: Path) -> None:
+    engine = Engine(loaded())
+    engine.read([1, 2]).save(tmp_path / "a.state")
+    with pytest.raises(GSAError, match=r"State\.load: expected a Model, as engine.model is one, got Engine"):
+        State.load(tmp_path / "a.state", engine)  # type: ignore[arg-type]
+
+
+def test_two_write_the_same_file(tmp_path: Path) -> None:
+    """One of them wins, and whoever reads meanwhile finds a whole file."""
+    states, path = [Engine(loaded()).read([token]) for token in (1, 2)], tmp_path / "a.state"
+    states[0].save(path)
+    with ThreadPoolExecutor(3) as pool:
+        writers = [pool.submit(lambda state=state: [state.save(path) for _ in range(30)]) for state in states]
+        while not all(writer.done() for writer in writers):
+            assert State.load(path, loaded()).tokens == 1
+        for writer in writers:
+            writer.result()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a.state"]
 
 
 def test_a_prefix_that_appears_while_a_prompt_is_read() -> None:

@@ -8,6 +8,7 @@ from gsa.ops.linear import matvec, pack
 from gsa.ops.packed import BITS, FORMATS
 from tests.ops.isas import ISAS, needs_native, used
 
+WAYS = [*((format, "fp32") for format in FORMATS), *((format, "int8") for format in BITS)]
 SHAPES = [(1, 1), (16, 32), (50, 70), (33, 576)]
 
 
@@ -44,17 +45,25 @@ def test_rows_of_wide_groups() -> None:
     assert torch.equal(packed.rows(torch.tensor([3, 19])), packed._unpack()[[3, 19]])
 
 
-@pytest.mark.parametrize("out", [torch.empty(3), torch.empty(10, 40), torch.empty(400, dtype=torch.float64)])
+@pytest.mark.parametrize(
+    "out",
+    [
+        torch.empty(3),
+        torch.empty(10, 40),
+        torch.empty(400, dtype=torch.float64),
+        torch.empty(800)[::2],
+        torch.empty(1).expand(400),
+        torch.empty(400, device="meta"),
+    ],
+)
 def test_room_that_does_not_fit(out: torch.Tensor) -> None:
-    with pytest.raises(GSAError, match=r"unpack: out is .* expected torch.float32 \[400\]"):
+    with pytest.raises(GSAError, match=r"unpack: out is .* expected contiguous torch.float32 \[400\] on cpu"):
         pack(torch.randn(10, 40), "bf16").unpack(out)
 
 
 @needs_native
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize(
-    ("format", "activations"), [*((name, "fp32") for name in FORMATS), *((name, "int8") for name in BITS)]
-)
+@pytest.mark.parametrize(("format", "activations"), WAYS)
 def test_a_column_does_not_depend_on_its_company(isa: str, format: str, activations: str) -> None:
     packed, x = pack(torch.randn(45, 200), format), torch.randn(16, 200)
     with used(isa):

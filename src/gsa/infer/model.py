@@ -70,7 +70,12 @@ class Model:
     @property
     def state_bytes(self) -> int | None:
         """Bytes of a sequence's state; None if it grows with the sequence."""
-        return None if self.lm.state_size is None else self.init_state().nbytes
+        from gsa.infer.state import kinds
+
+        if self.lm.state_size is None:
+            return None
+        full = 1 << 40  # tokens, so that every window is
+        return sum(kind.nbytes for name, kind in kinds(self, full).items() if name != "logits")
 
     def init_state(self) -> ModelState:
         """The state of a sequence that has not begun."""

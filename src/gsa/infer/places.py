@@ -78,8 +78,8 @@ class TorchPlaces(Places):
             x, after = lm.model(torch.tensor([[ids[i]] for i in group], device=device), before)
             assert after is not None
             logits[group] = lm.lm_head(x[:, 0])
-            for row, i in enumerate(group):
-                self._states[at[i]] = after.select(torch.tensor([row]))
+            for i, state in zip(group, after.split(), strict=True):
+                self._states[at[i]] = state
         return logits
 
 

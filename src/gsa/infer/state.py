@@ -68,7 +68,7 @@ class State:
         with raised_by("State"):
             _check_fingerprint(self.fingerprint, model)
             found = {name: kind_of(x) for name, x in self._tensors().items()}
-            check_kinds(found, _kinds(model, self.tokens))
+            check_kinds(found, kinds(model, self.tokens))
 
     def save(self, path: str | Path) -> None:
         """Writes the state to a file: safetensors, of which the same state always makes the same bytes."""
@@ -85,10 +85,14 @@ class State:
     @classmethod
     def load(cls, path: str | Path, model: Model) -> State:
         """The state in a file, which must be one of this model, whole and unchanged."""
+        from gsa.infer.model import Model as ModelClass
+
+        if not isinstance(model, ModelClass):
+            raise GSAError(f"State.load: expected a Model, as engine.model is one, got {type(model).__name__}")
 
         def expected(fields: dict[str, str]) -> dict[str, Kind]:
             _check_fingerprint(fields["fingerprint"], model)
-            return _kinds(model, int(fields["tokens"]))
+            return kinds(model, int(fields["tokens"]))
 
         with raised_by(f"State.load: {path}"):
             fields, tensors = read_state(Path(path), expected)
@@ -113,16 +117,16 @@ def _named(state: ModelState) -> dict[str, Tensor]:
     return {f"layers.{i}.{name}": x for i, layer in enumerate(state.layers) for name, x in layer.items()}
 
 
-def _kinds(model: Model, tokens: int) -> dict[str, Kind]:
+def kinds(model: Model, tokens: int) -> dict[str, Kind]:
     """What the tensors of a state of this model are after so many tokens. What has no size at the start grows."""
-    kinds = {"logits": Kind("F32", (model.vocab_size,))}
+    found = {"logits": Kind("F32", (model.vocab_size,))}
     for i, (options, layer) in enumerate(zip(model.config.layers, model.init_state().layers, strict=True)):
         window = getattr(options, "window", None)
         kept = tokens if window is None else min(tokens, window - 1)
         for name, x in layer.items():
             dtype, shape = kind_of(x)
-            kinds[f"layers.{i}.{name}"] = Kind(dtype, tuple(size or kept for size in shape))
-    return kinds
+            found[f"layers.{i}.{name}"] = Kind(dtype, tuple(size or kept for size in shape))
+    return found
 
 
 def _check_fingerprint(fingerprint: str, model: Model) -> None:

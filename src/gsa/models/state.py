@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -21,6 +22,10 @@ class ModelState:
         """The sequences of all these states, in their order."""
         layers = zip(*(state.layers for state in states), strict=True)
         return cls([{name: torch.cat([part[name] for part in parts]) for name in parts[0]} for parts in layers])
+
+    def split(self) -> list[ModelState]:
+        """The states of the sequences one by one, as copies."""
+        return [self.map(partial(_row, index=i)) for i in range(self.batch_size)]
 
     def map(self, function: Callable[[Tensor], Tensor]) -> ModelState:
         """The state with a function applied to every tensor."""
@@ -58,3 +63,7 @@ class ModelState:
 
     def __repr__(self) -> str:
         return f"ModelState({self.batch_size} sequences, {len(self.layers)} layers, {self.nbytes} bytes)"
+
+
+def _row(x: Tensor, index: int) -> Tensor:
+    return x[index : index + 1].clone()

@@ -180,18 +180,24 @@ def test_another_tokenizer_is_found(folder: Path, tmp_path: Path, damage: Callab
         Tokens.open(tmp_path / "out").verify()
 
 
-def test_a_full_disk_is_told_and_leaves_nothing_unfinished(tmp_path: Path) -> None:
+def fill_disk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the first shard will be written to, there is no room."""
+    monkeypatch.setattr("gsa.files.secrets.token_hex", lambda count: "0")
+    (folder / ".tokens-00000.npy.0.unfinished").symlink_to("/dev/full")
+
+
+def test_a_full_disk_is_told_and_leaves_nothing_unfinished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = ShardWriter(tmp_path, "uint16", 2**20, [])
-    (tmp_path / ".tokens-00000.npy.unfinished").symlink_to("/dev/full")
+    fill_disk(tmp_path, monkeypatch)
     with pytest.raises(GSAError, match="the disk is full"):
         writer.append(np.zeros(2**20), np.zeros(1, np.int64))
     writer.close()
     assert not any(tmp_path.iterdir())
 
 
-def test_what_is_not_yet_on_a_full_disk_is_given_up(tmp_path: Path) -> None:
+def test_what_is_not_yet_on_a_full_disk_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = ShardWriter(tmp_path, "uint16", 2**20, [])
-    (tmp_path / ".tokens-00000.npy.unfinished").symlink_to("/dev/full")
+    fill_disk(tmp_path, monkeypatch)
     writer.append(np.zeros(9), np.zeros(1, np.int64))
     writer.close()
     assert not any(tmp_path.iterdir())

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import io
-import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from gsa.cli import main
-from gsa.cli.console import Output
+from gsa.cli.console import Output, shown
+from gsa.errors import GSAError
 from gsa.infer import Sampling, State
 from gsa.infer.chat import Chat
-from gsa.infer.text import TextEngine
-from tests.infer.talking import write_model
+from gsa.infer.text import Piece, TextEngine
+from tests.cli.streams import ENDS, output
+from tests.infer.talking import CHATML, write_model
 
 OPTIONS = ("-n", "6", "--temperature", "0")
 
@@ -63,7 +65,7 @@ def test_commands(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
     state = tmp_path / "my talk.state"
     typed = f"/save {state}\nWho?\n/save {state}\n/save\n/fly\n/save {tmp_path}\n/reset\nWho?\n/exit\nnever read\n"
     code, out, err = run(capsys, monkeypatch, folder, typed, *OPTIONS)
-    assert code == 0
+    assert code == 2  # for a state could not be saved
     assert out == 2 * f"{replies(folder, 'Who?')[0]}\n"
     lines = err.splitlines()
     engine = TextEngine.load(folder)
@@ -98,11 +100,57 @@ def test_options_arrive(capsys: pytest.CaptureFixture, monkeypatch: pytest.Monke
 def test_on_a_terminal_there_is_a_prompt(
     capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, folder: Path
 ) -> None:
+    told = "gsa: /save FILE, /reset, /exit; Ctrl-C stops a reply, Ctrl-D ends\n"
+    reply = replies(folder, "Who?")[0]
     monkeypatch.setattr("sys.stdin", Terminal(io.BytesIO(b"Who?\n"), encoding="utf-8"))
     main(["chat", "--model", str(folder), *OPTIONS])
-    out, err = capsys.readouterr()
-    assert out.startswith("> ")
-    assert err == "/save FILE, /reset, /exit; Ctrl-C stops a reply, Ctrl-D ends\n"
+    assert capsys.readouterr() == (f"{reply}\n", told)  # the output is none
+    monkeypatch.setattr("sys.stdin", Terminal(io.BytesIO(b"Who?\n"), encoding="utf-8"))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    main(["chat", "--model", str(folder), *OPTIONS])
+    assert capsys.readouterr() == (f"> {shown(reply)}\n> ", told)
+
+
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
+def test_a_line_that_is_not_utf8_ends_nothing(
+    capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, folder: Path, errors: str
+) -> None:
+    """Whatever a locale makes of such bytes; and a terminal, where mistakes are no reason for an exit code."""
+    told, (first, second) = "gsa: a line of standard input is not UTF-8 at byte 2\n", replies(folder, "Who?", "Where?")
+    assert run(capsys, monkeypatch, folder, b"Who?\n\xc3\xa9\xff\nWhere?\n", *OPTIONS) == (
+        2,
+        f"{first}\n{second}\n",
+        told,
+    )
+    lines = iter([b"\xc3\xa9\xff", b"/exit"])
+    monkeypatch.setattr("builtins.input", lambda prompt: next(lines).decode("utf-8", errors))
+    monkeypatch.setattr("sys.stdin", Terminal(io.BytesIO()))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    main(["chat", "--model", str(folder), *OPTIONS])
+    assert capsys.readouterr().err.endswith(f"Ctrl-D ends\n{told}")
+
+
+def test_a_line_that_the_template_refuses_ends_nothing(
+    capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    refuse = "{% if messages[-1].content == 'no' %}{{ raise_exception('\x1b[31m: no') }}{% endif %}"
+    folder = write_model(tmp_path / "model", template=refuse + CHATML)
+    code, out, err = run(capsys, monkeypatch, folder, "Who?\nno\nWhere?\n", *OPTIONS)
+    assert (code, out) == (2, "".join(f"{reply}\n" for reply in replies(folder, "Who?", "Where?")))
+    assert err == "gsa: chat: the model's template cannot take this conversation: \x1b[31m: no\n"
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert r"conversation: \x1b[31m: no" in run(capsys, monkeypatch, folder, "no\n", *OPTIONS)[2]
+
+
+def test_a_reply_that_fails_ends_its_line(
+    capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    def fail(self: Chat, text: str) -> Iterator[Piece]:
+        yield Piece("a")
+        raise GSAError("no more")
+
+    monkeypatch.setattr(Chat, "reply", fail)
+    assert run(capsys, monkeypatch, folder, "Who?\nWho?\n") == (2, "a\na\n", 2 * "gsa: no more\n")
 
 
 def interrupt(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
@@ -135,15 +183,20 @@ def test_sigterm_ends_all(capsys: pytest.CaptureFixture, monkeypatch: pytest.Mon
     assert (code, out[-1]) == (143, "\n")
 
 
-def test_nobody_reading_ends_all(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    reading, writing = os.pipe()
-    os.close(reading)
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"Who?\nWhere?\n")))
-    with open(writing, "w", encoding="utf-8") as closed:
-        monkeypatch.setattr(sys, "stdout", closed)
-        with pytest.raises(SystemExit) as exit_:
-            main(["chat", "--model", str(folder), *OPTIONS])
-    assert exit_.value.code == 141
+@pytest.mark.parametrize("kind", ENDS)
+def test_an_output_that_fails_ends_all(
+    capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, folder: Path, kind: str
+) -> None:
+    with output(kind):
+        code, _, err = run(capsys, monkeypatch, folder, "Who?\n/reset\n", *OPTIONS)
+    assert (code, err) == ENDS[kind]
+
+
+def test_an_input_may_be_closed(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(SystemExit):
+        main(["chat", "--model", str(folder)])
+    assert capsys.readouterr().err == "gsa: chat: standard input cannot be read: it is closed\n"
 
 
 @pytest.mark.parametrize(
@@ -152,7 +205,7 @@ def test_nobody_reading_ends_all(monkeypatch: pytest.MonkeyPatch, folder: Path) 
         (("--model", "gsa-tiny"), b"", "has no chat template"),
         (("--model", "nowhere"), b"", "there is no folder nowhere"),
         (("--top-p", "2"), b"", "top_p must be at most 1"),
-        ((), b"\xff\n", "standard input is not UTF-8"),
+        (("--system", "a\udcff"), b"", "the system message is not UTF-8 at byte 1"),
     ],
 )
 def test_mistakes_end_with_a_sentence(

@@ -1,5 +1,11 @@
 """The command line: help, versions, and how it ends."""
 
+import builtins
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from gsa import __version__
@@ -68,3 +74,61 @@ def test_interruptions(
 
     monkeypatch.setattr("gsa.bench.ops.measure", stop)
     assert run(capsys, "bench", "ops")[0] == code
+
+
+def test_ctrl_c_may_come_before_the_first_import(
+    capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = builtins.__import__
+
+    def interrupted(name: str, *args: object, **options: object) -> object:
+        if name == "jsonargparse":
+            raise KeyboardInterrupt
+        return known(name, *args, **options)
+
+    monkeypatch.setattr(builtins, "__import__", interrupted)
+    assert run(capsys, "--version") == (130, "", "\ngsa: stopped\n")
+
+
+@pytest.mark.parametrize(("raised", "code"), [("KeyboardInterrupt", 130), ("GSAError('no')", 2), ("SystemExit(3)", 3)])
+def test_ctrl_c_while_it_ends_changes_nothing(raised: str, code: int) -> None:
+    script = f"""
+import atexit, os, signal, sys
+import gsa.bench.ops, gsa.cli, gsa.cli.console
+from gsa.errors import GSAError
+
+def stop(*args, **options):
+    raise {raised}
+
+def again(*args, **options):
+    signal.raise_signal(signal.SIGINT)
+    tell(*args, **options)
+
+gsa.bench.ops.measure, tell, gsa.cli.tell = stop, gsa.cli.tell, again
+atexit.register(signal.raise_signal, signal.SIGINT)
+sys.argv = ["gsa", "bench", "ops"]
+gsa.cli.main()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    expected = {130: "\ngsa: stopped\n", 2: "gsa: no\n", 3: ""}[code]
+    assert (done.returncode, done.stderr) == (code, expected)
+
+
+@pytest.mark.parametrize("out", ["file", "file/folder"])
+def test_the_demo_needs_a_folder(capsys: pytest.CaptureFixture, tmp_path: Path, out: str) -> None:
+    (tmp_path / "file").touch()
+    code, _, err = run(capsys, "demo", "--out", str(tmp_path / out))
+    assert code == 2
+    assert err.startswith(f"gsa: demo: {tmp_path / out} is not a folder that can be written to: ")
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_the_demo_needs_a_folder_that_can_be_written_to(
+    capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fail(**options: object) -> None:
+        raise PermissionError(13, "Permission denied")  # which the user root never sees
+
+    monkeypatch.setattr("gsa.bench.demo.TemporaryFile", fail)
+    code, _, err = run(capsys, "demo", "--out", str(tmp_path))
+    assert (code, "is not a folder that can be written to: Permission denied" in err) == (2, True)

@@ -5,45 +5,19 @@ from __future__ import annotations
 import io
 import json
 import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from gsa.cli import main
-from gsa.cli.console import Output, shown
-from gsa.infer import Sampling, State
+from gsa.cli.console import Output
+from gsa.infer import Sampling
 from gsa.infer.text import TextEngine, Writing
 from gsa.models import LM
-from gsa.models.checkpoint import load_model
+from gsa.models.checkpoint import load_model, save_model
 from gsa.train.checkpoint import save_checkpoint
-from tests.infer.talking import write_model
-
-PROMPT = "Call me Ishmael."
-
-
-def run(capsys: pytest.CaptureFixture, *args: str | Path) -> tuple[int, str, str]:
-    code = 0
-    try:
-        main(["generate", *map(str, args)])
-    except SystemExit as exit_:
-        code = int(exit_.code or 0)
-    return (code, *capsys.readouterr())
-
-
-def greedy(capsys: pytest.CaptureFixture, *args: str | Path) -> str:
-    """The text of a run that goes well, without the line end."""
-    code, out, err = run(capsys, "--temperature", "0", *args)
-    assert code == 0, err
-    assert out[-1] == "\n"
-    return out[:-1]
-
-
-def by_engine(prompt: str, count: int) -> str:
-    engine = TextEngine.load()
-    return "".join(piece.text for piece in engine.stream(prompt, Sampling(max_tokens=count)))
+from tests.cli.generating import PROMPT, by_engine, greedy, run
+from tests.infer.talking import write_model, write_tokenizer
+from tests.models.cases import model
 
 
 def test_help(capsys: pytest.CaptureFixture) -> None:
@@ -53,6 +27,7 @@ def test_help(capsys: pytest.CaptureFixture) -> None:
         "Continues a text",
         "[prompt]",
         "-n MAX_TOKENS, --max-tokens MAX_TOKENS",
+        "  --stop STOP  ",
         "may be given several times",
     ):
         assert told in out
@@ -159,7 +134,9 @@ def test_a_stop_string_ends_the_text(capsys: pytest.CaptureFixture) -> None:
     assert greedy(capsys, PROMPT, "-n", "30", "--stop", "@@", "--stop", stop) == whole[: whole.index(stop)]
 
 
-@pytest.mark.parametrize("prompt", ["null", "5", "{a: b}", "[1", "--", "- x"])
+@pytest.mark.parametrize(
+    "prompt", ["null", "5", "{a: b}", "[1", "--", "- x", "--my_var x_y", "--a_b=c", "--print-config", "--help"]
+)
 def test_a_prompt_is_only_text(capsys: pytest.CaptureFixture, prompt: str) -> None:
     assert greedy(capsys, "-n", "3", "--echo", "--", prompt).startswith(prompt)
 
@@ -205,6 +182,9 @@ def test_a_run_is_its_newest_whole_checkpoint(capsys: pytest.CaptureFixture, tmp
         (("a", "--model", "nowhere"), "there is no folder nowhere"),
         (("a", "--weights", "int3"), "int3"),
         (("a", "--threads", "0"), "threads must be at least 1, got 0"),
+        (("a", "--threads", "100000"), "threads must be at most 1024, got 100000"),
+        (("a", "--model", ""), "model must be a name or a folder, got ''"),
+        (("a", "--file", ""), "file must be the name of a file, or - for standard input, got ''"),
         (("a", "--temperature", "-1"), "temperature must be at least 0"),
         (("a", "-n", "many"), "many"),
         (("a", "--stop", ""), "at least one character"),
@@ -212,7 +192,11 @@ def test_a_run_is_its_newest_whole_checkpoint(capsys: pytest.CaptureFixture, tmp
         (("a", "--state", "latin.txt"), "latin.txt"),
         (("a", "--save-state", "nowhere/a.state"), "'nowhere/a.state' cannot be written"),
         (("a", "--save-state", "."), "'.' cannot be written"),
-        (("a\udcff",), "half a surrogate pair"),
+        (("a", "--save-state", os.devnull), "'/dev/null' cannot be written"),
+        (("a", "--save-state", "n" * 250), "n' cannot be written: File name too long"),  # while it is unfinished
+        (("a", "--save-state", "n" * 300), "n' cannot be written: File name too long"),
+        (("é\udcff",), "the prompt is not UTF-8 at byte 2"),
+        (("a", "--stop", "\udcff"), "a stop string is not UTF-8 at byte 0"),
     ],
 )
 def test_mistakes_end_with_a_sentence(
@@ -227,108 +211,11 @@ def test_mistakes_end_with_a_sentence(
     assert os.listdir() == ["latin.txt"]
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("é\n\t😀 a", "é\n\t😀 a"),
-        ("\x1b[31m\r\x07\x9b1m\x7f", "\\x1b[31m\\r\\x07\\x9b1m\\x7f"),
-        ("\u202eb\u2066", "\\u202eb\\u2066"),
-        ("a\r\nb\rc", "a\r\nb\\rc"),
-    ],
-)
-def test_a_terminal_gets_text_only(
-    capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, text: str, expected: str
-) -> None:
-    assert shown(text) == expected
-    Output().write(text)
-    assert capsys.readouterr().out == text
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    Output().write(text)
-    assert capsys.readouterr().out == expected
-
-
-def test_a_line_end_may_come_in_two_pieces(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    output = Output()
-    for piece in ("a\r", "\nb\r", "c\r", "\r", "\n"):
-        output.write(piece)
-    assert capsys.readouterr().out == "a\r\nb\\rc\\r\r\n"
-
-
-def test_what_the_output_cannot_encode_is_spelt(monkeypatch: pytest.MonkeyPatch) -> None:
-    raw = io.BytesIO()
-    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(raw, encoding="ascii"))
-    Output().write("naïve")
-    assert raw.getvalue() == b"na\\xefve"
-
-
-def test_a_long_prompt_shows_how_far_it_is_read(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr("gsa.cli.console.WORTH_SHOWING", 600)
-    code, _, err = run(capsys, "the whale " * 600, "-n", "2")
-    assert code == 0
-    assert "tokens/s" in err
-    assert run(capsys, "the whale", "-n", "2")[2] == ""  # not worth a bar
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_text_and_keeps_what_there_is(
-    capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int
-) -> None:
-    write, written = Output.write, []
-
-    def interrupted(self: Output, text: str) -> None:
-        write(self, text)
-        written.append(text)
-        if len(written) == 5:
-            signal.raise_signal(number)
-
-    monkeypatch.setattr(Output, "write", interrupted)
-    state = tmp_path / "a.state"
-    code, out, err = run(capsys, PROMPT, "-n", "5000", "--temperature", "0", "--save-state", state, "--stats")
-    assert code == 128 + number
-    assert out[-1] == "\n"
-    assert by_engine(PROMPT, 10).startswith(out[:-1])
-    assert "tokens/s" in err
-    engine = TextEngine.load()
-    kept = State.load(state, engine.engine.model)
-    assert len(engine.encode(PROMPT)) < kept.tokens < len(engine.encode(PROMPT)) + 10
-
-
-def test_a_prompt_that_was_not_read_leaves_no_state(
-    capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    signals = [signal.SIGINT]
-    monkeypatch.setattr(Output, "write", lambda self, text: signals and signal.raise_signal(signals.pop()))
-    code, _, err = run(capsys, "the whale " * 3000, "--save-state", tmp_path / "a.state")
-    assert (code, os.listdir(tmp_path)) == (130, [])
-    assert "the prompt was not read to its end; no state is saved" in err
-
-
-def started(*args: str) -> subprocess.Popen:
-    return subprocess.Popen(
-        [sys.executable, "-m", "gsa", "generate", PROMPT, "-n", "100000", "--threads", "1", *args],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-
-
-def test_ctrl_c_ends_cleanly() -> None:
-    process = started("--stats")
-    first = process.stdout.read(1)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert (first + out).endswith(b"\n")
-    assert b"Traceback" not in err
-    assert b"seed" in err
-
-
-def test_a_closed_pipe_ends_it_in_silence() -> None:
-    process = started()
-    process.stdout.read(5)
-    process.stdout.close()
-    assert process.wait(timeout=60) == 141
-    assert process.stderr.read() == b""
-    process.stderr.close()
+def test_tokens_that_the_tokenizer_does_not_know_are_told(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    save_model(model("gsa", vocab_size=5000), tmp_path)
+    code, out, err = run(capsys, PROMPT, "-n", "9", "--temperature", "0", "--model", tmp_path, "--json")
+    unknown = sum(token >= 259 for token in json.loads(out)["tokens"])
+    assert unknown > 0
+    told = f"gsa: {unknown} of 9 tokens have no text: the tokenizer knows 259 of the model's 5,000\n"
+    assert (code, err) == (0, told)

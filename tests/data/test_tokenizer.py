@@ -226,6 +226,27 @@ def test_a_config_that_would_change_ids_is_refused(
         load_tokenizer(edited(bpe, tmp_path / "t", config))
 
 
+@pytest.mark.parametrize(
+    ("id_", "content", "message"),
+    [
+        (300, "<x>", "'<x>' has id 300, `tokenizers` gives it id 257;"),
+        (257, "a", "'a' has id 257, `tokenizers` gives it id 97;"),
+        (257, "", "'' has id 257, `tokenizers` gives it none;"),
+        (257, "<|endoftext|>", "has id 257, `tokenizers` gives it id 256;"),
+    ],
+)
+def test_an_added_token_that_would_get_another_id_is_refused(
+    tmp_path: Path, id_: int, content: str, message: str
+) -> None:
+    BytesTokenizer().save(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    whole = json.loads(path.read_text())
+    added = {**whole["added_tokens"][0], "id": id_, "content": content}
+    path.write_text(json.dumps({**whole, "added_tokens": [*whole["added_tokens"], added]}))
+    with pytest.raises(GSAError, match=re.escape(message)):
+        load_tokenizer(tmp_path)
+
+
 def test_what_a_tokenizer_loses_is_noted(tokenizer: Tokenizer, bpe: str, tmp_path: Path) -> None:
     assert losses(tokenizer) == []
     folder = edited(bpe, tmp_path / "t")

@@ -148,6 +148,13 @@ def test_a_model_without_a_template_is_told_so(tmp_path: Path, template: object)
         ChatTemplate.of(load_tokenizer(tmp_path))
 
 
+@pytest.mark.parametrize("template", ["", " \n"])
+def test_an_empty_template_is_told_so(tmp_path: Path, template: str) -> None:
+    write_tokenizer(tmp_path, template=template)
+    with pytest.raises(GSAError, match=r"the chat template of .* is empty"):
+        ChatTemplate.of(load_tokenizer(tmp_path))
+
+
 @pytest.mark.parametrize(
     ("template", "message"),
     [
@@ -156,6 +163,7 @@ def test_a_model_without_a_template_is_told_so(tmp_path: Path, template: object)
         ("{{ messages[0].content.__class__.__mro__ }}", "unsafe"),
         ("{{ messages.append(1) }}", "unsafe"),
         ("{{ 1 / 0 }}", "division by zero"),
+        ("{{ 'a' * 10**17 }}", "MemoryError"),  # which has no text of its own
     ],
 )
 def test_a_template_that_fails_is_an_error(template: str, message: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -251,6 +252,61 @@ def test_numbers_that_are_not_finite_are_refused(name: str, tensor: str, value: 
         State.load(path, model(name))
 
 
+def test_a_file_is_inspected_without_its_model(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    header, data = saved("abc", path)  # whose tensors are of several dtypes
+    monkeypatch.setattr(state_file, "BLOCK", 7)
+    monkeypatch.setattr(state_file, "_read_tensor", lambda *args: pytest.fail("a tensor was read"))
+    fields, kinds = state_file.inspect_state(path)
+    assert fields == {name: header["__metadata__"][name] for name in state_file.FIELDS}
+    assert {name: (kind.dtype, list(kind.shape)) for name, kind in kinds.items()} == {
+        name: (entry["dtype"], entry["shape"]) for name, entry in header.items() if name != "__metadata__"
+    }
+    for at in (0, len(data) // 2, len(data) - 1):
+        changed = bytearray(data)
+        changed[at] ^= 1
+        path.write_bytes(put_together(header, bytes(changed)))
+        with pytest.raises(GSAError, match="does not have the hash that was saved with it"):
+            state_file.inspect_state(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (of_tensor("logits", dtype="F16"), r"tensor 'logits' is F16 \[31\], expected F32 or I64"),
+        (of_tensor("logits", dtype="I64"), r"tensor logits is I64 \[31\], expected F32 of one dimension"),
+        (of_tensor("logits", shape=[0, 2**62, 2**62]), "expected F32 of one dimension"),
+        (of_tensor("layers.0.k", shape=[0, 2**62, 2**62]), r"tensor layers.0.k lies at \[.*, expected \[0, 0\]"),
+        (of_tensor("logits", shape=[2**62]), r"tensor logits lies at \["),
+        (of_tensor("logits", shape=[2**64]), "a number of 20 digits"),
+        (lambda header: header.pop("logits"), "tensor logits is missing"),
+        (lambda header: header.pop("__metadata__"), "not a state that gsa saved"),
+    ],
+)
+def test_a_header_that_none_can_have_is_found_without_a_model(
+    change: Callable[[dict[str, Any]], None], reason: str, path: Path
+) -> None:
+    header, data = saved("gsa", path)
+    change(header)
+    path.write_bytes(put_together(header, data))
+    with pytest.raises(GSAError, match=reason):
+        state_file.inspect_state(path)
+
+
+def test_a_large_file_is_inspected_in_little_memory(path: Path) -> None:
+    header, _ = saved("gsa", path)
+    count = 2**24
+    logits = {"dtype": "F32", "shape": [count], "data_offsets": [0, 4 * count]}
+    path.write_bytes(put_together({"__metadata__": header["__metadata__"], "logits": logits}, b""))
+    os.truncate(path, path.stat().st_size + 4 * count)  # takes no room on the disk
+    tracemalloc.start()
+    try:
+        with pytest.raises(GSAError, match="does not have the hash that was saved with it"):
+            state_file.inspect_state(path)
+        assert tracemalloc.get_traced_memory()[1] < count
+    finally:
+        tracemalloc.stop()
+
+
 def test_a_file_that_shrinks_while_it_is_read_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved("gsa", path)
     checked = state_file._check_places
@@ -263,6 +319,9 @@ def test_a_file_that_shrinks_while_it_is_read_is_refused(path: Path, monkeypatch
     monkeypatch.setattr(state_file, "open", partial(open, buffering=16), raising=False)
     with pytest.raises(GSAError, match="truncated while it was read"):
         State.load(path, model("gsa"))
+    saved("gsa", path)
+    with pytest.raises(GSAError, match="truncated while it was read"):
+        state_file.inspect_state(path)
 
 
 def test_a_model_with_other_weights_is_another_model(path: Path) -> None:

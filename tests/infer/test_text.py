@@ -14,13 +14,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import gsa.pretrained
-from gsa.data.tokenizer import JSON, BytesTokenizer, Tokenizer, load_tokenizer
+from gsa.data.tokenizer import END_OF_TEXT, JSON, BytesTokenizer, Tokenizer, load_tokenizer
 from gsa.data.tokenizer_json import JsonTokenizer
 from gsa.errors import GSAError
 from gsa.infer import Engine, Sampling
 from gsa.infer.text import Detokenizer, StopStrings, TextEngine, detokenized
 from gsa.infer.tokens import TokenHash
 from gsa.infer.vocabulary import vocabulary
+from gsa.models.checkpoint import save_model
 from tests.infer.talking import BEGIN, BEGIN_ID, END_ID, write_model, write_tokenizer
 from tests.models.cases import model
 
@@ -338,6 +339,32 @@ def test_a_text_begins_as_it_does_in_transformers(kind: str, tmp_path: Path) -> 
     assert found == (ids[:-1] if kind == "roberta" else ids)  # what ends a text has no place in a prompt
     assert found[0] == (72 if kind == "bytes" else BEGIN_ID)
     assert engine.encode("Hé", continues=True).tolist() == [72, 195, 169]
+
+
+def test_bytes_begin_as_they_do_in_transformers(tmp_path: Path) -> None:
+    """Where nothing but the beginning of a text tells a tokenizer from that of bytes."""
+    from transformers import AutoTokenizer
+
+    BytesTokenizer().save(tmp_path)
+    assert type(load_tokenizer(tmp_path)) is BytesTokenizer
+    text = json.dumps(PROCESSORS["template"]).replace(BEGIN, END_OF_TEXT).replace(str(BEGIN_ID), "256")
+    content = json.loads((tmp_path / JSON).read_text())
+    (tmp_path / JSON).write_text(json.dumps({**content, "post_processor": json.loads(text)}))
+    engine = TextEngine(Engine(model("gsa", vocab_size=257)), load_tokenizer(tmp_path))
+    assert engine.encode("Hé").tolist() == AutoTokenizer.from_pretrained(tmp_path)("Hé")["input_ids"]
+    assert engine.encode("Hé").tolist() == [256, 72, 195, 169]
+    (tmp_path / JSON).write_text(json.dumps({**content, "post_processor": PROCESSORS["bytes"]}))
+    assert type(load_tokenizer(tmp_path)) is BytesTokenizer
+
+
+def test_a_tokenizer_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    folder = write_model(tmp_path)
+    save_model(model("gsa", vocab_size=258), folder)
+    message = "the tokenizer does not fit the model: it has a vocabulary of 259, the model of 258"
+    with pytest.raises(GSAError, match=message):
+        TextEngine.load(folder)
+    save_model(model("gsa", vocab_size=5000), folder)
+    assert TextEngine.load(folder).engine.model.vocab_size == 5000
 
 
 def test_prompts_are_one_array(tiny: TextEngine) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -38,7 +40,10 @@ def demo(out: str = "out") -> None:
     from gsa.infer.text import TextEngine
 
     console, folder = Console(highlight=False), Path(out)
-    folder.mkdir(parents=True, exist_ok=True)
+    with _written_to(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
     engine = TextEngine.load("gsa-tiny")
     console.print("[bold]Gated slot attention[/]: softmax attention over a fixed number of memory slots.\n")
     console.print(f"[bold]1. A model writes[/] (gsa-tiny, {engine.engine.model.nbytes / 1e6:.1f} MB)")
@@ -46,6 +51,17 @@ def demo(out: str = "out") -> None:
     ids = engine.encode(pretrained.book())
     _read(console, engine, ids, folder / "sense-and-sensibility.state")
     _cost(console, engine, ids, folder)
+
+
+@contextmanager
+def _written_to(folder: Path) -> Iterator[None]:
+    """Turns what goes wrong with a folder into a sentence."""
+    from gsa.errors import GSAError
+
+    try:
+        yield
+    except OSError as error:
+        raise GSAError(f"demo: {folder} is not a folder that can be written to: {error.strerror or error}") from None
 
 
 def _write(engine: TextEngine, prompt: str, state: State | None, seed: int) -> None:
@@ -104,7 +120,8 @@ def _cost(console: Console, engine: TextEngine, ids: NDArray[np.int64], folder: 
     console.print(table)
     charts = {"time_per_token.png": (times, "ms a token"), "memory.png": (memory, "bytes of state, or cache")}
     for name, (series, label) in charts.items():
-        save_lines(series, folder / name, "position", label, "gsa-tiny and a Llama of the same size")
+        with _written_to(folder):
+            save_lines(series, folder / name, "position", label, "gsa-tiny and a Llama of the same size")
         console.print(f"Chart: {folder / name}")
 
 

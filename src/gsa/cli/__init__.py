@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from typing import Any
+
+from gsa.cli.console import tell
+from gsa.errors import GSAError
 
 
 def main(args: list[str] | None = None) -> None:
     """Runs the command line; errors a user can cause end in one line and exit code 2, Ctrl-C in 130."""
+    try:
+        try:
+            _run(sys.argv[1:] if args is None else args)
+        finally:
+            if args is None:  # the process ends here, and another Ctrl-C would only disturb that
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
+    except KeyboardInterrupt:
+        tell("stopped", begin="\n")
+        raise SystemExit(130) from None
+    except GSAError as error:
+        tell(error)
+        raise SystemExit(2) from None
+
+
+def _run(args: list[str]) -> None:
+    """Does what the arguments ask for."""
     from jsonargparse import auto_cli, set_parsing_settings
 
     from gsa import __version__
@@ -26,7 +46,6 @@ def main(args: list[str] | None = None) -> None:
     from gsa.cli.parser import Parser, dashed
     from gsa.cli.state import save, show
     from gsa.cli.train import options_win, run
-    from gsa.errors import GSAError
     from gsa.train.settings import TrainSettings
 
     verbs: dict[str, Any] = {
@@ -52,24 +71,17 @@ def main(args: list[str] | None = None) -> None:
     }
     # Help texts are the docstrings of fields; and a file of settings makes no objects.
     set_parsing_settings(docstring_parse_attribute_docstrings=True, instantiate_subclass_spec_in_any=False)
-    given = dashed(sys.argv[1:] if args is None else args)
+    given = dashed(args)
     if given[:1] == ["train"]:
         given = options_win(given)
-    try:
-        done = auto_cli(
-            verbs,
-            args=given or ["--help"],
-            prog="gsa",
-            version=__version__,
-            description="Sequence models with slot memory.",
-            parser_class=Parser,
-            allow_abbrev=False,
-        )
-        if isinstance(done, TrainSettings):
-            run(done)
-    except GSAError as error:
-        print(f"gsa: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
-    except KeyboardInterrupt:
-        print("\ngsa: stopped", file=sys.stderr)
-        raise SystemExit(130) from None
+    done = auto_cli(
+        verbs,
+        args=given or ["--help"],
+        prog="gsa",
+        version=__version__,
+        description="Sequence models with slot memory.",
+        parser_class=Parser,
+        allow_abbrev=False,
+    )
+    if isinstance(done, TrainSettings):
+        run(done)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from gsa.cli.console import CLOSED_PIPE, Output, Weights
+from gsa.cli.console import Output, Weights, tell
 
 if TYPE_CHECKING:
     from gsa.infer.chat import Chat
@@ -45,7 +45,8 @@ def chat(
         seed: Of the random choices: the same conversation again gets the same replies.
         threads: Threads of torch; its own choice by default.
     """
-    from gsa.cli.console import open_model
+    from gsa.cli.console import check_typed, open_model
+    from gsa.errors import GSAError
     from gsa.infer import Sampling
     from gsa.infer.chat import Chat
 
@@ -58,36 +59,53 @@ def chat(
         repetition_penalty=repetition_penalty,
         seed=seed,
     )
+    if sys.stdin is None:
+        raise GSAError("chat: standard input cannot be read: it is closed")
+    check_typed(system or "", "the system message")
     conversation = Chat(open_model(model, weights, threads), sampling, system)
-    output = Output()
+    output, refused = Output(), False
     if sys.stdin.isatty():
-        print(f"{COMMANDS}; Ctrl-C stops a reply, Ctrl-D ends", file=sys.stderr)
-    while (line := _line()) is not None and line.strip() != "/exit":
-        if line.startswith("/"):
-            _command(conversation, line)
-        elif line.strip():
-            _reply(conversation, line, output)
+        tell(f"{COMMANDS}; Ctrl-C stops a reply, Ctrl-D ends")
+    while True:
+        try:
+            line = _line()
+            if line is None or line.strip() == "/exit":
+                break
+            if line.startswith("/"):
+                _command(conversation, line)
+            elif line.strip():
+                _reply(conversation, line, output)
+        except GSAError as error:  # which is about this line, and not the next
+            refused = True
+            tell(error)
+        output.end()
+    if refused and not sys.stdin.isatty():
+        raise SystemExit(2)
 
 
 def _line() -> str | None:
     """What was typed, or None at the end."""
+    from gsa.cli.console import check_typed, decoded, is_terminal
     from gsa.errors import GSAError
 
-    terminal = sys.stdin.isatty()
-    if terminal:
-        import readline  # noqa: F401  (gives `input` history and editing)
+    name = "a line of standard input"
     try:
-        return input("> " if terminal else "")
+        if not (sys.stdin.isatty() and is_terminal(sys.stdout)):
+            read = sys.stdin.buffer.readline()  # as bytes: where text is not UTF-8, the lines behind it would be lost
+            return decoded(read.rstrip(b"\r\n"), name) if read else None
+        import readline  # noqa: F401  (gives `input` history and editing)
+
+        line = input("> ")
     except EOFError:
         return None
     except UnicodeDecodeError as error:
-        raise GSAError(f"chat: standard input is not UTF-8 at byte {error.start} of a line") from None
+        raise GSAError(f"{name} is not UTF-8 at byte {error.start}") from None
+    check_typed(line, name)
+    return line
 
 
 def _command(conversation: Chat, line: str) -> None:
-    """Does what a line with a slash asks for; a mistake in it ends nothing."""
-    from gsa.errors import GSAError
-
+    """Does what a line with a slash asks for."""
     name, _, rest = line.strip().partition(" ")
     path = rest.strip()
     if name == "/reset" and not path:
@@ -98,27 +116,26 @@ def _command(conversation: Chat, line: str) -> None:
     elif conversation.state is None:
         told = "there is no state to save before the first reply"
     else:
-        try:
-            conversation.state.save(path)
-            told = f"{path}: the state after {conversation.state.tokens:,} tokens"
-        except GSAError as error:
-            told = str(error)
-    print(f"gsa: {told}", file=sys.stderr)
+        conversation.state.save(path)
+        told = f"{path}: the state after {conversation.state.tokens:,} tokens"
+    tell(told)
 
 
 def _reply(conversation: Chat, line: str, output: Output) -> None:
-    """Streams a reply; ends all if the process is told to end, or nobody reads any more."""
+    """Streams a reply; ends all if the process is told to end."""
     import signal
 
     from gsa.train.stop import StopWish
 
+    begun = False
     with StopWish(quiet=True) as wish:
-        for piece in conversation.reply(line):
-            output.write(piece.text)
-            if wish.signal is not None or output.closed:
-                conversation.cancel()
-        output.write("\n")
-    if wish.signal == signal.SIGTERM:
-        raise SystemExit(128 + wish.signal)
-    if output.closed:
-        raise SystemExit(CLOSED_PIPE)
+        try:
+            for piece in conversation.reply(line):
+                begun = True
+                output.write(piece.text)
+                if wish.signal is not None or output.closed:
+                    conversation.cancel()
+        finally:
+            output.write("\n" if begun else "")
+            if wish.signal == signal.SIGTERM:
+                raise SystemExit(128 + wish.signal)

@@ -1,14 +1,16 @@
-"""What commands that read and write text share: the model they open, files, and what a terminal shows."""
+"""What commands that read and write text share: the model they open, files, and what is shown and told."""
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 if TYPE_CHECKING:
     from gsa.infer.text import TextEngine
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 Weights = Literal["auto", "fp32", "bf16", "int8", "int4"]
 WORTH_SHOWING = 4096  # tokens; fewer are read before anyone would look
 CLOSED_PIPE = 141  # the exit code of what SIGPIPE ends
+MOST_THREADS = 1024  # far more fail in the midst of things
 # All that moves the cursor, changes the screen or turns the direction of writing, except line ends and tabs.
 _CONTROL = re.compile("\r(?!\n)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
@@ -27,9 +30,13 @@ def open_model(model: str, weights: str, threads: int | None = None) -> TextEngi
     from gsa.errors import GSAError
     from gsa.infer.text import TextEngine
 
-    if threads is not None and threads < 1:
-        raise GSAError(f"threads must be at least 1, got {threads}")
+    if not model:
+        raise GSAError("model must be a name or a folder, got ''")
     if threads is not None:
+        if threads < 1:
+            raise GSAError(f"threads must be at least 1, got {threads}")
+        if threads > MOST_THREADS:
+            raise GSAError(f"threads must be at most {MOST_THREADS}, got {threads}")
         torch.set_num_threads(threads)
     return TextEngine.load(_checkpoint(model), weights)
 
@@ -41,7 +48,7 @@ def _checkpoint(model: str) -> str | Path:
 
     if not (Path(model) / FOLDER).is_dir():
         return model
-    newest = newest_checkpoint(Path(model), lambda line: print(f"gsa: {line}", file=sys.stderr), set_aside=False)
+    newest = newest_checkpoint(Path(model), tell, set_aside=False)
     if newest is None:
         raise GSAError(f"{model} has no whole checkpoint")
     return newest.folder
@@ -51,23 +58,50 @@ def read_text(path: str) -> str:
     """The text of a file, or of standard input if it is `-`; it has to be UTF-8."""
     from gsa.errors import GSAError
 
+    name = "standard input" if path == "-" else path
+    if not path:
+        raise GSAError("file must be the name of a file, or - for standard input, got ''")
+    if path == "-" and sys.stdin is None:
+        raise GSAError("standard input cannot be read: it is closed")
     try:
         content = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
-        return content.decode("utf-8")
     except OSError as error:
-        raise GSAError(f"{path} cannot be read: {error.strerror}") from None
+        raise GSAError(f"{name} cannot be read: {error.strerror}") from None
+    return decoded(content, name)
+
+
+def decoded(content: bytes, name: str) -> str:
+    """The text that some bytes are, which have to be UTF-8."""
+    from gsa.errors import GSAError
+
+    try:
+        return content.decode("utf-8")
     except UnicodeDecodeError as error:
-        name = "standard input" if path == "-" else path
         raise GSAError(f"{name} is not UTF-8 at byte {error.start}") from None
+
+
+def check_typed(text: str, name: str) -> None:
+    """Raises if a text from the command line or a terminal was not UTF-8: such bytes come as halves of surrogates."""
+    decoded(text.encode("utf-8", "surrogatepass"), name)
 
 
 def check_place(path: str) -> None:
     """Raises if a file cannot be written there: better before long work than after it."""
     from gsa.errors import GSAError
+    from gsa.files import unfinished
 
     place = Path(path)
-    if not path or place.is_dir() or not os.access(place.parent, os.W_OK | os.X_OK):
-        raise GSAError(f"{path!r} cannot be written, expected a file in a folder that is there and may be written to")
+    try:
+        other = place.exists() and not place.is_file()
+        if not path or other or not os.access(place.parent, os.W_OK | os.X_OK):
+            raise GSAError(
+                f"{path!r} cannot be written, expected a file in a folder that is there and may be written to"
+            )
+        os.lstat(unfinished(place))  # which raises for a name that would be too long
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise GSAError(f"{path!r} cannot be written: {error.strerror}") from None
 
 
 def shown(text: str) -> str:
@@ -79,35 +113,70 @@ def shown(text: str) -> str:
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
-class Output:
-    """Standard output for text as it is made, or nothing if `silent`. It is `closed` when nobody reads it any more."""
+def is_terminal(stream: TextIO | None) -> bool:
+    """Whether someone sits before a stream; one that was closed is None."""
+    return stream is not None and stream.isatty()
 
-    def __init__(self, silent: bool = False) -> None:
-        self.closed, self._silent = False, silent
+
+def tell(text: object, begin: str = "") -> None:
+    """Says something on standard error; where it is closed or full, nobody wants to know."""
+    if sys.stderr is None:
+        return
+    line = f"{begin}gsa: {text}"
+    with suppress(OSError):
+        print(shown(line) if is_terminal(sys.stderr) else line, file=sys.stderr, flush=True)
+
+
+class Output:
+    """Standard output for text as it is made. It is `closed` when nothing can be written to it any more."""
+
+    def __init__(self) -> None:
+        self._failure: OSError | None = None
         self._held = ""
-        self._terminal = sys.stdout.isatty()
-        self._encoding = sys.stdout.encoding or "utf-8"
+        self._terminal = is_terminal(sys.stdout)
+
+    @property
+    def closed(self) -> bool:
+        """Whether a text could not be written."""
+        return self._failure is not None
 
     def write(self, text: str) -> None:
         """Shows a piece of text at once."""
-        if self.closed or self._silent or not text:
+        if self.closed or not text:
             return
         text = self._for_terminal(text) if self._terminal else text
         try:
-            sys.stdout.write(text.encode(self._encoding, "backslashreplace").decode(self._encoding))
+            if sys.stdout is None:
+                raise OSError(errno.EBADF, "it is closed")
+            encoding = sys.stdout.encoding or "utf-8"
+            sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
             sys.stdout.flush()
-        except BrokenPipeError:
-            self.closed = True
-            # What is left in the buffer would raise once more when the interpreter ends.
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, sys.stdout.fileno())
-            os.close(nowhere)
+        except OSError as error:
+            self._failure = error
+            if sys.stdout is not None:
+                _lead_nowhere(sys.stdout)
+
+    def end(self) -> None:
+        """Raises what a command ends with if not all could be written: in silence if nobody reads any more."""
+        from gsa.errors import GSAError
+
+        if isinstance(self._failure, BrokenPipeError):
+            raise SystemExit(CLOSED_PIPE)
+        if self._failure is not None:
+            raise GSAError(f"standard output cannot be written: {self._failure.strerror}")
 
     def _for_terminal(self, text: str) -> str:
         """What can be shown so far: a return at the end waits, since it may be the first half of a line end."""
         text = self._held + text
         self._held = "\r" if text.endswith("\r") else ""
         return shown(text.removesuffix("\r"))
+
+
+def _lead_nowhere(stream: TextIO) -> None:
+    """Throws away what is left in a buffer, which would raise once more when the interpreter ends."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 class ReadingBar:
@@ -119,7 +188,7 @@ class ReadingBar:
         self._began = time.monotonic()
 
     def __enter__(self) -> ReadingBar:
-        if self._total >= WORTH_SHOWING and sys.stderr.isatty():
+        if self._total >= WORTH_SHOWING and is_terminal(sys.stderr):
             from rich import progress
             from rich.console import Console
 

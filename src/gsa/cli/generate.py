@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json as json_module
 import secrets
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -65,7 +64,7 @@ def generate(
         json: Print one JSON object at the end instead of text.
         stats: Tell speed, time to the first token and bytes on standard error.
     """
-    from gsa.cli.console import CLOSED_PIPE, Output, check_place, open_model, read_text
+    from gsa.cli.console import Output, check_place, check_typed, open_model, read_text
     from gsa.errors import GSAError
     from gsa.infer import Sampling, State
     from gsa.train.stop import StopWish
@@ -84,33 +83,35 @@ def generate(
         seed=secrets.randbits(32) if seed is None and temperature > 0 else seed,
         logprobs=logprobs,
     )
+    check_typed(prompt, "the prompt")
+    for typed in stop or ():
+        check_typed(typed, "a stop string")
     text = ("" if file is None else read_text(file)) + prompt
     if not text and state is None:
         raise GSAError("generate: there is no text to continue; give a prompt, --file or --state")
     engine = open_model(model, weights, threads)
     start = None if state is None else State.load(state, engine.engine.model)
-    output = Output(silent=json)
+    output = Output()
     with StopWish(quiet=True) as wish:
         course = Course()
         writing = engine.stream(text, sampling, stop=stop or [], state=start, keep_state=save_state is not None)
-        if echo:
+        if echo and not json:
             output.write(text)
         for piece in course.follow(writing):
-            output.write(piece.text)
+            if not json:
+                output.write(piece.text)
             if wish.signal is not None or output.closed:
                 writing.cancel()
+        facts = _stats(engine, writing, course, sampling.seed)
+        if json:
+            output.write(json_module.dumps(_result(writing, course, text if echo else "", facts), indent=2))
         output.write("\n")
-    facts = _stats(engine, writing, course, sampling.seed)
-    if save_state is not None:
-        _save(writing, save_state)
-    if json:
-        Output().write(json_module.dumps(_result(writing, course, text if echo else "", facts), indent=2) + "\n")
-    if stats:
-        _tell(facts)
+        _tell(engine, writing, facts if stats else None)
+        if save_state is not None:  # last, for it may fail
+            _save(writing, save_state)
     if wish.signal is not None:
         raise SystemExit(128 + wish.signal)
-    if output.closed:
-        raise SystemExit(CLOSED_PIPE)
+    output.end()
 
 
 @dataclass
@@ -146,12 +147,14 @@ class Course:
 
 
 def _save(writing: Writing, path: str) -> None:
+    from gsa.cli.console import tell
+
     kept = writing.generation.kept
     if kept is None:
-        print("gsa: the prompt was not read to its end; no state is saved", file=sys.stderr)
+        tell("the prompt was not read to its end; no state is saved")
         return
     kept.save(path)
-    print(f"gsa: {path}: the state after {kept.tokens:,} tokens", file=sys.stderr)
+    tell(f"{path}: the state after {kept.tokens:,} tokens")
 
 
 def _stats(engine: TextEngine, writing: Writing, course: Course, seed: int | None) -> dict[str, Any]:
@@ -185,7 +188,22 @@ def _result(writing: Writing, course: Course, before: str, facts: dict[str, Any]
     return {**found, "seed": facts["seed"], "stats": {key: value for key, value in facts.items() if key != "seed"}}
 
 
-def _tell(facts: dict[str, Any]) -> None:
+def _tell(engine: TextEngine, writing: Writing, facts: dict[str, Any] | None) -> None:
+    """Tells the figures, if there are any, and which tokens left no trace in the text."""
+    from gsa.cli.console import tell
+
+    known, tokens = engine.tokenizer.vocab_size, writing.generation.tokens
+    textless = sum(token >= known for token in tokens)
+    if textless:
+        tell(
+            f"{textless:,} of {len(tokens):,} tokens have no text: the tokenizer knows {known:,} of the model's "
+            f"{engine.engine.model.vocab_size:,}"
+        )
+    for line in [] if facts is None else _lines(facts):
+        tell(line)
+
+
+def _lines(facts: dict[str, Any]) -> list[str]:
     from gsa.files import byte_count
 
     state = facts["state_bytes"]
@@ -201,4 +219,4 @@ def _tell(facts: dict[str, Any]) -> None:
     lines.append(f"weights {byte_count(facts['weight_bytes'])}, {facts['weights']}")
     if facts["seed"] is not None:
         lines.append(f"seed {facts['seed']}")
-    print("\n".join(f"gsa: {line}" for line in lines), file=sys.stderr)
+    return lines

@@ -27,6 +27,7 @@ class Parser(ArgumentParser):
         positional = not names[0].startswith("-")
         if getattr(options.get("action"), "_typehint", None) in (list[str], list[str] | None):
             options["type"] = str  # for the action would take one word, and read YAML in it
+            names = tuple(name for name in names if not name.endswith("+"))  # another name for the same
             if positional:
                 del options["action"]
                 options |= {"nargs": "+", "metavar": names[0].removesuffix("s").upper()}
@@ -38,8 +39,9 @@ class Parser(ArgumentParser):
 
 def dashed(args: list[str]) -> list[str]:
     """The arguments with dashes for underscores in the names of options, so that both are understood."""
+    end = args.index("--") if "--" in args else len(args)  # what stands behind is no option
     found = []
-    for arg in args:
+    for arg in args[:end]:
         name, equals, value = arg.partition("=")
         first, dot, rest = name.partition(".")  # the keys of `--model-options.num_slots` are not options
         if first in ("--print_config", "--print-config"):
@@ -47,4 +49,4 @@ def dashed(args: list[str]) -> list[str]:
         elif first.startswith("--"):
             first = first.replace("_", "-")
         found.append(first + dot + rest + equals + value)
-    return found
+    return found + args[end:]

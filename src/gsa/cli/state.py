@@ -5,12 +5,9 @@ from __future__ import annotations
 import json as json_module
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gsa.cli.console import Weights
-
-if TYPE_CHECKING:
-    from gsa.infer.state_file import Kind
 
 
 def save(
@@ -35,7 +32,7 @@ def save(
         weights: Format of the weights in memory; a state serves them all.
         threads: Threads of torch; its own choice by default.
     """
-    from gsa.cli.console import ReadingBar, check_place, open_model, read_text
+    from gsa.cli.console import Output, ReadingBar, check_place, open_model, read_text
     from gsa.errors import GSAError
     from gsa.files import byte_count
     from gsa.infer import State
@@ -53,7 +50,9 @@ def save(
     found.save(out)
     seconds = time.monotonic() - began
     earlier = "" if start is None else f" after {start.tokens:,}"
-    print(f"{out}: {len(ids):,} tokens{earlier}, {byte_count(Path(out).stat().st_size)}, {seconds:.1f} s")
+    output = Output()
+    output.write(f"{out}: {len(ids):,} tokens{earlier}, {byte_count(Path(out).stat().st_size)}, {seconds:.1f} s\n")
+    output.end()
 
 
 def show(path: str, json: bool = False) -> None:
@@ -63,45 +62,32 @@ def show(path: str, json: bool = False) -> None:
         path: File that `gsa state save`, `gsa generate --save-state` or `State.save` wrote.
         json: Print JSON instead of text.
     """
+    from gsa.cli.console import Output
     from gsa.errors import raised_by
-    from gsa.files import byte_count
-    from gsa.infer.state_file import read_state
+    from gsa.infer.state_file import inspect_state
 
     with raised_by(f"state: {path}"):
-        kinds = _kinds(Path(path))
-        fields, tensors = read_state(Path(path), lambda _: kinds)
+        fields, kinds = inspect_state(Path(path))
     facts: dict[str, Any] = {
         "file": path,
         "tokens": int(fields["tokens"]),
         "bytes": Path(path).stat().st_size,
-        "tensors": len(tensors),
-        "vocab_size": int(tensors["logits"].numel()),
+        "tensors": len(kinds),
+        "vocab_size": kinds["logits"].shape[0],
         "digest": fields["digest"],
         "fingerprint": fields["fingerprint"],
         "weights": fields["weights"],
     }
-    if json:
-        print(json_module.dumps(facts, indent=2))
-        return
-    print(f"{path}: whole; a state after {facts['tokens']:,} tokens, {byte_count(facts['bytes'])}")
-    print(f"tokens {facts['digest'][:12]}, read with {facts['weights']} weights")
-    print(f"model {facts['fingerprint'][:12]}, vocabulary {facts['vocab_size']}")
+    output = Output()
+    output.write((json_module.dumps(facts, indent=2) if json else _told(facts)) + "\n")
+    output.end()
 
 
-def _kinds(path: Path) -> dict[str, Kind]:
-    """What the tensors of a file are, by its header."""
-    from safetensors import SafetensorError, safe_open
+def _told(facts: dict[str, Any]) -> str:
+    from gsa.files import byte_count
 
-    from gsa.errors import GSAError
-    from gsa.infer.state_file import DTYPES, Kind
-
-    try:
-        with safe_open(path, framework="pt") as file:
-            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
-            kinds = {name: Kind(x.get_dtype(), tuple(x.get_shape())) for name, x in slices.items()}
-    except (SafetensorError, OSError) as error:
-        raise GSAError(f"not a whole safetensors file: {error}") from None
-    odd = [name for name, kind in kinds.items() if kind.dtype not in DTYPES.values()]
-    if odd or "logits" not in kinds:
-        raise GSAError(f"not a state: {f'tensor {odd[0]} is {kinds[odd[0]].dtype}' if odd else 'it has no logits'}")
-    return kinds
+    return (
+        f"{facts['file']}: whole; a state after {facts['tokens']:,} tokens, {byte_count(facts['bytes'])}\n"
+        f"tokens {facts['digest'][:12]}, read with {facts['weights']} weights\n"
+        f"model {facts['fingerprint'][:12]}, vocabulary {facts['vocab_size']}"
+    )

@@ -121,7 +121,8 @@ def _from_files(name: str, path: Path) -> Tokenizer:
         raise GSAError(f"tokenizer: {path} cannot be read: {error}") from None
     tokenizer = JsonTokenizer.read(name, path, text)
     as_bytes = BytesTokenizer(name)
-    if tokenizer.vocab_size == as_bytes.vocab_size and tokenizer.fingerprint == as_bytes.fingerprint:
+    same = tokenizer.vocab_size == as_bytes.vocab_size and tokenizer.fingerprint == as_bytes.fingerprint
+    if same and not tokenizer.adds_tokens:
         return as_bytes  # which is far faster
     return tokenizer
 

@@ -33,6 +33,8 @@ class JsonTokenizer(Tokenizer):
         self._chat_template = chat_template
         self._run = _runner(name, text)
         self.vocab_size = max(self._run.get_vocab(with_added_tokens=True).values()) + 1
+        self.adds_tokens = self._run.num_special_tokens_to_add(False) > 0
+        """Whether transformers puts special tokens around every text."""
         without_prefix = _without_prefix(content)
         self._run_on = self._run if without_prefix == content else _runner(name, json.dumps(without_prefix))
         self.fingerprint = fingerprint_of(content, eos_id)
@@ -41,8 +43,9 @@ class JsonTokenizer(Tokenizer):
     def read(cls, name: str, path: Path, text: str) -> JsonTokenizer:
         """A tokenizer from the text of tokenizer.json; the files beside it say which token ends a text."""
         config = read_json(path.with_name(CONFIG)) if path.with_name(CONFIG).exists() else {}
-        runner = _runner(name, text)
-        _check_config(path, runner, json.loads(text), config)
+        runner, content = _runner(name, text), json.loads(text)
+        _check_added(path, runner, content)
+        _check_config(path, runner, content, config)
         eos_id = _end_of_text(path, runner, config)
         return cls(name, text, config, eos_id, _chat_template(path.with_name("chat_template.jinja")))
 
@@ -125,6 +128,21 @@ def _without_prefix(content: dict[str, Any]) -> dict[str, Any]:
         if isinstance(content[part], dict) and content[part].get("type") == "Prepend":
             content[part] = None
     return content
+
+
+def _check_added(path: Path, runner: Any, content: dict[str, Any]) -> None:
+    """Raises if `tokenizers` gives an added token another id than the file does: what else reads the file would differ.
+
+    It does that where ids are left out, where a name has an id already, and with a name that is empty.
+    """
+    for token in content.get("added_tokens", ()):
+        found = runner.token_to_id(token["content"])
+        if found != token["id"]:
+            given = "none" if found is None else f"id {found}"
+            raise GSAError(
+                f"tokenizer: {path}: the added token {token['content']!r} has id {token['id']}, `tokenizers` gives it "
+                f"{given}; the ids of added tokens must go on from the vocabulary without a gap, and names be unique"
+            )
 
 
 def _check_config(path: Path, runner: Any, content: dict[str, Any], config: dict[str, Any]) -> None:

@@ -55,6 +55,8 @@ class ChatTemplate:
                 f"chat: {folder} has no chat template ({TEMPLATE}, or chat_template in {CONFIG}): the model was not "
                 "made for conversations; `gsa generate` continues texts with it"
             )
+        if not template.strip():
+            raise GSAError(f"chat: the chat template of {folder} is empty, expected one that tells a conversation")
         return cls(template, tokenizer, _names(known) | _names(config))
 
     def render(self, messages: Sequence[Message]) -> list[Segment]:
@@ -86,7 +88,8 @@ class ChatTemplate:
         try:
             (text,), _ = render([messages], chat_template=self.template, add_generation_prompt=True, **self.names)
         except Exception as error:  # a template is a program, which may fail in any way
-            raise GSAError(f"chat: the model's template cannot take this conversation: {error}") from None
+            reason = str(error) or type(error).__name__
+            raise GSAError(f"chat: the model's template cannot take this conversation: {reason}") from None
         return str(text)
 
     def encode(self, segments: Sequence[Segment], after: Segment | None = None) -> NDArray[np.int64]:

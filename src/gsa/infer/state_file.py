@@ -6,7 +6,7 @@ import json
 import os
 import re
 import reprlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import sha256
 from io import BufferedReader
@@ -24,6 +24,8 @@ from gsa.ops.packed import FORMATS
 FORMAT, VERSION = "gsa-state", 1
 MOST_HEADER = 2**22
 """Bytes of a header at most; that of a model with a thousand layers is a tenth of it."""
+BLOCK = 2**20
+"""Bytes that are read at once where no tensor is needed."""
 DTYPES = {torch.float32: "F32", torch.int64: "I64"}
 DIGEST = "[0-9a-f]{64}"
 FIELDS = {
@@ -33,6 +35,8 @@ FIELDS = {
     "weights": "|".join(FORMATS),
 }
 """What the metadata must hold beside format, version and content, and how it is written."""
+Blocks = Callable[[str], Iterable[bytes | memoryview]]
+"""Gives the bytes of a tensor by its name, in blocks."""
 
 
 class Kind(NamedTuple):
@@ -74,7 +78,8 @@ def check_kinds(found: Mapping[str, Kind], expected: Mapping[str, Kind]) -> None
 def write_state(path: Path, fields: Mapping[str, str], tensors: Mapping[str, Tensor]) -> None:
     """Writes a file of these fields and tensors, always with the same bytes. It has its name only when it is whole."""
     metadata = {"format": FORMAT, "version": str(VERSION), **fields}
-    metadata["content"] = _content(metadata, tensors)
+    kinds = {name: kind_of(x) for name, x in tensors.items()}
+    metadata["content"] = _content(metadata, kinds, lambda name: [_raw(tensors[name])])
     # In the order of safetensors itself: wide numbers first, so that all are aligned.
     ordered = dict(sorted(tensors.items(), key=lambda item: (-item[1].itemsize, item[0])))
     try:
@@ -99,27 +104,71 @@ def read_state(
     compute the hash anew; it does not tell who wrote the file.
     """
     with _opened(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        entries = _read_header(file, size)
-        metadata = _checked_metadata(entries.pop("__metadata__", None))
+        entries, metadata, kinds = _described(file)
         fields = {name: metadata[name] for name in FIELDS}
-        kinds = expected(fields)
-        check_kinds({name: _kind(name, entry) for name, entry in entries.items()}, kinds)
-        _check_places(entries, kinds, size - file.tell())
+        check_kinds(kinds, expected(fields))
+        _check_places(file, entries, kinds)
         tensors = {name: _read_tensor(file, kinds[name]) for name in entries}
-    content = metadata.pop("content")
-    if _content(metadata, tensors) != content:
-        raise GSAError("the content does not have the hash that was saved with it; the file was damaged or changed")
+    _check_content(metadata, kinds, lambda name: [_raw(tensors[name])])
     return fields, tensors
 
 
-def _content(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
+def inspect_state(path: Path) -> tuple[dict[str, str], dict[str, Kind]]:
+    """The fields of a file, and what its tensors are, for a model that is not at hand.
+
+    All of the file is compared with its hash, whatever its size: no tensor is made.
+    """
+    with _opened(path) as file:
+        entries, metadata, kinds = _described(file)
+        for name, kind in kinds.items():
+            if kind.dtype not in DTYPES.values():
+                raise GSAError(f"tensor {_shown(name)} is {kind}, expected {' or '.join(DTYPES.values())}")
+        logits = kinds.get("logits")
+        if logits is None or logits.dtype != "F32" or len(logits.shape) != 1:
+            raise GSAError(f"tensor logits is {logits or 'missing'}, expected F32 of one dimension")
+        _check_places(file, entries, kinds)
+        begin = file.tell()
+        _check_content(metadata, kinds, lambda name: _blocks(file, begin, *entries[name]["data_offsets"]))
+    return {name: metadata[name] for name in FIELDS}, kinds
+
+
+def _described(file: BufferedReader) -> tuple[dict[str, Any], dict[str, str], dict[str, Kind]]:
+    """What a header says of the tensors, the metadata, and what the tensors are; the file stands at their begin."""
+    entries = _read_header(file, _size(file))
+    metadata = _checked_metadata(entries.pop("__metadata__", None))
+    return entries, metadata, {name: _kind(name, entry) for name, entry in entries.items()}
+
+
+def _size(file: BufferedReader) -> int:
+    return os.fstat(file.fileno()).st_size
+
+
+def _check_content(metadata: Mapping[str, str], kinds: Mapping[str, Kind], content: Blocks) -> None:
+    """Raises unless the content has the hash that the metadata tells."""
+    others = {name: value for name, value in metadata.items() if name != "content"}
+    if _content(others, kinds, content) != metadata["content"]:
+        raise GSAError("the content does not have the hash that was saved with it; the file was damaged or changed")
+
+
+def _content(metadata: Mapping[str, str], kinds: Mapping[str, Kind], content: Blocks) -> str:
     """A hash over metadata, and over names, kinds and bytes of all tensors."""
     digest = sha256(json.dumps(metadata, sort_keys=True).encode())
-    for name, x in sorted(tensors.items()):
-        digest.update(json.dumps([name, *kind_of(x)]).encode())
-        digest.update(_raw(x))
+    for name, kind in sorted(kinds.items()):
+        digest.update(json.dumps([name, *kind]).encode())
+        for block in content(name):
+            digest.update(block)
     return digest.hexdigest()
+
+
+def _blocks(file: BufferedReader, begin: int, start: int, end: int) -> Iterator[bytes]:
+    """The bytes of a tensor that lies at these offsets, a few at a time."""
+    file.seek(begin + start)
+    while start < end:
+        block = file.read(min(BLOCK, end - start))
+        if not block:
+            raise GSAError(f"truncated while it was read: {end - start} bytes of a tensor are missing")
+        start += len(block)
+        yield block
 
 
 def _raw(x: Tensor) -> memoryview:
@@ -226,9 +275,9 @@ def _sizes(numbers: object) -> bool:
     return isinstance(numbers, list) and all(type(number) is int and number >= 0 for number in numbers)
 
 
-def _check_places(entries: Mapping[str, Any], kinds: Mapping[str, Kind], size: int) -> None:
+def _check_places(file: BufferedReader, entries: Mapping[str, Any], kinds: Mapping[str, Kind]) -> None:
     """Raises unless the tensors lie end to end, in the order of the header, and fill the rest of the file."""
-    end = 0
+    end, size = 0, _size(file) - file.tell()
     for name, entry in entries.items():
         start, end = end, end + kinds[name].nbytes
         if entry["data_offsets"] != [start, end]:

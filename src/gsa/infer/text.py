@@ -150,7 +150,13 @@ class TextEngine:
 
         folder = pretrained.folder(str(model)) if str(model) in pretrained.names() else Path(model)
         engine = Engine(model, weights=weights, batch_size=batch_size)
-        return cls(engine, load_tokenizer(folder), _ends(folder))
+        tokenizer, size = load_tokenizer(folder), engine.model.vocab_size
+        if tokenizer.vocab_size > size:  # a smaller one is usual: models have room for more
+            raise GSAError(
+                f"{folder}: the tokenizer does not fit the model: it has a vocabulary of {tokenizer.vocab_size:,}, the "
+                f"model of {size:,}"
+            )
+        return cls(engine, tokenizer, _ends(folder))
 
     def encode(self, text: str, *, continues: bool = False) -> NDArray[np.int64]:
         """The ids of a text; unless it continues another, behind what the tokenizer puts in front of one."""

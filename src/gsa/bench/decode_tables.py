@@ -96,6 +96,9 @@ def lines(report: dict[str, Any]) -> Iterator[str]:
     )
     yield f"of {same['requests']} requests to gsa-tiny, 16 at a time, {same['equal']} gave the tokens they give alone"
     yield "bound: the matrix-vector kernels on all matrices, and nothing else; memory's: reading the same bytes"
-    yield "loss: in nats, fp32's own and what another format adds, decoded token by token; the 135M model's weights are"
-    yield "  random, and its text is what its fp32 form wrote. In brackets: gsa in bf16, or int4, over the other"
+    yield (
+        "loss: in nats, fp32's own and what another format adds, decoded token by token; the weights of the model with "
+        f"{_size(report)} parameters are random, and its text is what its fp32 form wrote"
+    )
+    yield "in brackets: gsa in bf16, or int4, over the other"
     yield f"{report['threads']} threads, {report['isa']}, torch {report['torch']}"

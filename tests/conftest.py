@@ -1,10 +1,14 @@
 """Every test starts from the same seed, on one thread (two tests run at a time), with fresh memory full of NaN."""
 
+import signal
 from collections.abc import Iterator
 
 import pytest
 import torch
 from hypothesis import settings
+
+# Shells start commands in the background with Ctrl-C ignored, and processes that tests start would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("gsa", deadline=None, derandomize=True, database=None, print_blob=True)
 settings.load_profile("gsa")

@@ -7,19 +7,10 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from gsa.cli import main
 from gsa.data.shards import Tokens
+from tests.cli.running import run
 
 ALICE = Path(__file__).parent.parent / "material" / "alice.txt"
-
-
-def run(capsys: pytest.CaptureFixture, *args: str | Path) -> tuple[int, str, str]:
-    code = 0
-    try:
-        main([str(arg) for arg in args])
-    except SystemExit as exit_:
-        code = int(exit_.code or 0)
-    return (code, *capsys.readouterr())
 
 
 def test_from_text_to_tokens(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

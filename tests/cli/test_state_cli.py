@@ -13,23 +13,14 @@ import torch
 from safetensors.torch import save_file
 
 import gsa.pretrained
-from gsa.cli import main
 from gsa.infer import Engine, State
 from gsa.infer.text import TextEngine
 from gsa.infer.tokens import TokenHash
+from tests.cli.running import run
 from tests.cli.streams import ENDS, output
 
 ALICE = Path(__file__).parent.parent / "material" / "alice.txt"
 START = "Alice was beginning to get very tired"
-
-
-def run(capsys: pytest.CaptureFixture, *args: str | Path) -> tuple[int, str, str]:
-    code = 0
-    try:
-        main([str(arg) for arg in args])
-    except SystemExit as exit_:
-        code = int(exit_.code or 0)
-    return (code, *capsys.readouterr())
 
 
 @pytest.fixture

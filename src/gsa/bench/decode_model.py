@@ -6,6 +6,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -152,13 +153,13 @@ def prompts(models: dict[str, Model], tokens: int, seconds: float) -> dict[str, 
 
     size = min(model.vocab_size for model in models.values())
     ids = torch.randint(size, (tokens,), generator=torch.Generator().manual_seed(0))
-    contenders = {name: lambda model=model: _timed(model, ids, None) for name, model in models.items()}
-    best = race(contenders, seconds)  # type: ignore[arg-type]
+    best = race({name: partial(_timed, model, ids, None) for name, model in models.items()}, seconds)
     return {name: tokens / time for name, time in best.items()}
 
 
 def batch(model: Model, requests: int, longest: int, tick: Callable[[str], None]) -> dict[str, Any]:
-    """Tokens a second of an engine with requests that come at random times, 16 at a time and one at a time."""
+    """Tokens a second of an engine with requests that come at random times, 16 at a time, and a few of them one at a
+    time."""
     wanted = jobs(model, requests, longest)
     few = wanted[: max(2, requests // BATCH)]
     rates: dict[int, list[float]] = {1: [], BATCH: []}
@@ -169,6 +170,7 @@ def batch(model: Model, requests: int, longest: int, tick: Callable[[str], None]
     alone, together = max(rates[1]), max(rates[BATCH])
     return {
         "requests": requests,
+        "requests_alone": len(few),
         "alone_tokens_per_second": alone,
         "batch_tokens_per_second": together,
         "ratio": together / alone,

@@ -92,7 +92,8 @@ def lines(report: dict[str, Any]) -> Iterator[str]:
         yield f"memory, reading with gsa-tiny: {', '.join(peaks)} ({' and '.join(rates)} tokens/s)"
     yield (
         f"engine, fp32, {batch['requests']} requests at random times: {batch['batch_tokens_per_second']:.0f} tokens/s "
-        f"16 at a time, {batch['alone_tokens_per_second']:.0f} one at a time: {batch['ratio']:.1f}x"
+        f"16 at a time, {batch['alone_tokens_per_second']:.0f} one at a time "
+        f"(the first {batch['requests_alone']}): {batch['ratio']:.1f}x"
     )
     yield f"of {same['requests']} requests to gsa-tiny, 16 at a time, {same['equal']} gave the tokens they give alone"
     yield "bound: the matrix-vector kernels on all matrices, and nothing else; memory's: reading the same bytes"

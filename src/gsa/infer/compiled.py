@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gsa.infer.model import Model
-from gsa.infer.packed import PackedLinear
+from gsa.infer.packed import PackedEmbedding, PackedLinear
 from gsa.infer.places import Places
 from gsa.mixers.gsa import GatedSlotAttention
 from gsa.models.backbone import Block
@@ -53,14 +53,15 @@ class CompiledPlaces(Places):
         super().__init__(model, size)
         with torch.inference_mode(False):  # they may be changed anywhere, wherever they are made
             self._states = model.lm.init_state(size)
-        lm = model.lm
+        lm, embeddings = model.lm, model.lm.model.embeddings
+        assert isinstance(embeddings, PackedEmbedding)
         blocks = [
             _described(block, state["k"], state["v"])
             for block, state in zip(lm.model.layers, self._states.layers, strict=True)
         ]
         self._decoder = decode.Decoder(
             blocks,
-            lm.model.embeddings.packed,  # type: ignore[arg-type]
+            embeddings.packed,
             _packed(lm.lm_head),
             lm.model.norm.weight,
             lm.model.norm.eps,

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from gsa.errors import GSAError, raised_by
+from gsa.errors import GSAError
 from gsa.infer.packed import pack_layers
 from gsa.models.checkpoint import load_model, stored_weights
 from gsa.models.init import without_memory
-from gsa.models.lm import LM, check_state
+from gsa.models.lm import LM
 from gsa.models.state import ModelState
 from gsa.ops.packed import FORMATS
 
@@ -80,11 +80,6 @@ class Model:
     def init_state(self) -> ModelState:
         """The state of a sequence that has not begun."""
         return self.lm.init_state(1)
-
-    def check_state(self, state: ModelState) -> None:
-        """Raises unless this is a state of this model for one sequence."""
-        with raised_by("state"):
-            check_state(state, self.lm.model.layers, 1)
 
     @torch.inference_mode()
     def prefill(self, ids: Tensor, state: ModelState | None) -> tuple[Tensor, ModelState]:

@@ -6,20 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from gsa.cli import main
 from gsa.infer import Sampling
 from gsa.infer.text import TextEngine
+from tests.cli import running
 
 PROMPT = "Call me Ishmael."
 
 
 def run(capsys: pytest.CaptureFixture, *args: str | Path) -> tuple[int, str, str]:
-    code = 0
-    try:
-        main(["generate", *map(str, args)])
-    except SystemExit as exit_:
-        code = int(exit_.code or 0)
-    return (code, *capsys.readouterr())
+    return running.run(capsys, "generate", *args)
 
 
 def greedy(capsys: pytest.CaptureFixture, *args: str | Path) -> str:

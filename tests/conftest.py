@@ -7,6 +7,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+from tests import device
+
 # Shells start commands in the background with Ctrl-C ignored, and processes that tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -14,12 +16,36 @@ settings.register_profile("gsa", deadline=None, derandomize=True, database=None,
 settings.load_profile("gsa")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--device",
+        choices=("cpu", "cuda"),
+        default="cpu",
+        help="where operators are tested; cuda (which AMD's GPUs are called, too) leaves out what is for CPUs only",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    device.choose(config.getoption("--device"))
+    config.addinivalue_line("markers", "any_device: computes on whatever --device says")
+    if device.DEVICE.type != "cpu":
+        # Some of torch's kernels for GPUs have no deterministic form, and say so.
+        config.addinivalue_line("filterwarnings", "ignore:.*deterministic:UserWarning")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if device.DEVICE.type != "cpu":
+        config.hook.pytest_deselected(items=[x for x in items if x.get_closest_marker("any_device") is None])
+        items[:] = [x for x in items if x.get_closest_marker("any_device") is not None]
+
+
 @pytest.fixture(autouse=True)
 def _same_start() -> Iterator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    torch.use_deterministic_algorithms(True)  # also fills what torch.empty returns with NaN
+    # Also fills what torch.empty returns with NaN.
+    torch.use_deterministic_algorithms(True, warn_only=device.DEVICE.type != "cpu")
     yield
     torch.use_deterministic_algorithms(False)
     torch.set_num_threads(threads)

@@ -1,15 +1,30 @@
-"""Inputs for the operators, and their results gathered by name: what the matrix of engines and cases is made of."""
+"""Inputs for the operators, and their results gathered by name: what the matrix of engines and cases is made of.
+
+All is drawn on the CPU, so that every device is given the same numbers, and then moved to the one under test.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
+import pytest
 import torch
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from gsa.ops import SlotState, gated_linear_attention, gated_slot_attention
+from gsa.ops import SlotState, backends, gated_linear_attention, gated_slot_attention
+from tests.device import DEVICE
+
+ENGINES = [name for name in backends() if name != "reference" and not (name == "native" and DEVICE.type != "cpu")]
+"""What is held against the reference on this device. One that is missing here is not left out, but fails."""
+
+INTERPRETED = "triton" if DEVICE.type == "cpu" else None
+"""The engine whose kernels run in Triton's interpreter: a program after another, each thousands of times too slow."""
+_FEW = settings(max_examples=10, phases=(Phase.generate,))  # to make a failing example smaller takes minutes
 
 # Relative RMS error against the fp64 reference: (outputs and states, gradients).
 TOLERANCE = {torch.float64: (1e-9, 1e-9), torch.float32: (1e-5, 1e-4)}
@@ -23,7 +38,7 @@ def damped(tau: float) -> Gate:
 
 
 def _some(noise: Tensor, share: float, value: float, rest: Tensor) -> Tensor:
-    return torch.where(noise > torch.special.ndtri(torch.tensor(1 - share)), value, rest)
+    return torch.where(noise > torch.special.ndtri(torch.tensor(1 - share, device="cpu")), value, rest)
 
 
 def _one_slot_resets(noise: Tensor) -> Tensor:
@@ -74,7 +89,45 @@ class Case:
 
     @property
     def cu_seqlens(self) -> Tensor | None:
-        return None if self.lengths is None else torch.tensor((0, *self.lengths)).cumsum(0)
+        return None if self.lengths is None else torch.tensor((0, *self.lengths), device="cpu").cumsum(0).to(DEVICE)
+
+
+def light(case: Case, engine: str) -> Case:
+    """The case, with one row in place of several for kernels that are interpreted."""
+    return replace(case, B=1) if engine == INTERPRETED and case.B > 1 else case
+
+
+def tiny(case: Case, engine: str) -> Case:
+    """The same where what is asked has nothing to do with sizes: also with one head, and half as long."""
+    return replace(light(case, engine), H=1, T=case.T // 2) if engine == INTERPRETED else case
+
+
+def engines(slow: str | None) -> list[Any]:
+    """All of them to parametrise a test with, one of them left to `make test-all`."""
+    return [pytest.param(name, marks=pytest.mark.slow) if name == slow else name for name in ENGINES]
+
+
+def for_every_engine(**strategies: st.SearchStrategy) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Makes a test of a property, test(engine, ...), for every engine: few examples, and slow, if it is interpreted.
+
+    >>> @for_every_engine(size=st.integers(1, 9))
+    ... def test_of_sizes(engine: str, size: int) -> None: ...
+    """
+
+    def decorate(test: Callable[..., None]) -> Callable[..., None]:
+        @pytest.mark.parametrize("engine", engines(slow=INTERPRETED))
+        def holds(engine: str) -> None:
+            @(_FEW if engine == INTERPRETED else settings())
+            @given(**strategies)
+            def check(**drawn: object) -> None:
+                test(engine, **drawn)
+
+            check()
+
+        holds.__name__, holds.__doc__ = test.__name__, test.__doc__
+        return holds
+
+    return decorate
 
 
 Tensors = dict[str, Tensor]
@@ -86,34 +139,38 @@ def slot_inputs(case: Case, dtype: torch.dtype = torch.float64, seed: int = 0) -
     random = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=random, dtype=torch.float64)
+        return torch.randn(shape, generator=random, dtype=torch.float64, device="cpu")
 
     B, T, H, K, V, M, N = case.B, case.T, case.H, case.K, case.V, case.M, case.N
     x = {"q": normal(B, T, H * case.R, K), "k": normal(B, T, H, K), "v": normal(B, T, H, V)}
     x["g"] = GATES[case.gate](normal(B, T, H, M))
     if case.write:
-        x["s"] = torch.rand(B, T, H, M, generator=random, dtype=torch.float64)
+        x["s"] = torch.rand(B, T, H, M, generator=random, dtype=torch.float64, device="cpu")
     if case.initial:
         x["state_k"], x["state_v"] = normal(N, H, K, M), normal(N, H, M, V)
     states = torch.float64 if dtype == torch.float64 else torch.float32
-    return {name: t.to(states if name.startswith("state") else dtype) for name, t in x.items()}
+    return {name: t.to(DEVICE, states if name.startswith("state") else dtype) for name, t in x.items()}
 
 
 def linear_inputs(case: Case, gk: str | None, gv: str | None, dtype: torch.dtype = torch.float64) -> Tensors:
     """Inputs of gated_linear_attention; gk is "key" (one gate per feature), "head" or None, gv is "value" or None."""
     x = slot_inputs(replace(case, initial=False, write=False), torch.float64, seed=1)
-    case, noise = case.packed(), torch.Generator().manual_seed(2)
+    case, random = case.packed(), torch.Generator().manual_seed(2)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=random, dtype=torch.float64, device="cpu")
+
     del x["g"]
     shape = (case.B, case.T, case.H)
     if gk is not None:
         width = {"key": case.K, "head": 1}[gk]
-        x["gk"] = GATES[case.gate](torch.randn(*shape, width, generator=noise, dtype=torch.float64))
+        x["gk"] = GATES[case.gate](normal(*shape, width))
     if gv is not None:
-        x["gv"] = GATES[case.gate](torch.randn(*shape, case.V, generator=noise, dtype=torch.float64))
-    x = {name: t.to(dtype) for name, t in x.items()}
+        x["gv"] = GATES[case.gate](normal(*shape, case.V))
+    x = {name: t.to(DEVICE, dtype) for name, t in x.items()}
     if case.initial:
         states = torch.float64 if dtype == torch.float64 else torch.float32
-        x["state"] = torch.randn(case.N, case.H, case.K, case.V, generator=noise, dtype=torch.float64).to(states)
+        x["state"] = normal(case.N, case.H, case.K, case.V).to(DEVICE, states)
     return x
 
 
@@ -167,7 +224,7 @@ def with_gradients(outputs: Tensors, inputs: Tensors, gradients: bool) -> Tensor
         random = torch.Generator().manual_seed(3)
         # Multiples of 1/8, which every dtype holds exactly.
         cotangents = [
-            torch.randn(y.shape, generator=random).mul(8).round().div(8).to(y.dtype) for y in outputs.values()
+            torch.randn(y.shape, generator=random, device="cpu").mul(8).round().div(8).to(y) for y in outputs.values()
         ]
         pairs = [(y, d) for y, d in zip(outputs.values(), cotangents, strict=True) if y.requires_grad]
         found = torch.autograd.grad(

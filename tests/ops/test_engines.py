@@ -5,12 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gsa.ops import backends
 from tests.ops.cases import (
+    ENGINES,
     GATES,
     Case,
     assert_close,
     in_double,
+    light,
     linear_inputs,
     linear_results,
     relative_error,
@@ -18,7 +19,7 @@ from tests.ops.cases import (
     slot_results,
 )
 
-ENGINES = [name for name in backends() if name != "reference"]
+pytestmark = pytest.mark.any_device
 
 CASES = {
     # With nothing but resets all slots are alike, and the gradient of q is rounding; so slots are written differently.
@@ -48,7 +49,8 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_slot_attention(engine: str, name: str, dtype: torch.dtype) -> None:
-    case, inputs = CASES[name], slot_inputs(CASES[name], dtype)
+    case = light(CASES[name], engine)
+    inputs = slot_inputs(case, dtype)
     exact = slot_results(case, in_double(inputs), "reference")
     assert_close(slot_results(case, inputs, engine), exact, dtype)
 
@@ -57,7 +59,7 @@ def test_slot_attention(engine: str, name: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("name", ["gate: paper", "gate: some reset", "packed", "grouped queries", "nothing recomputed"])
 @pytest.mark.usefixtures("small_segments")
 def test_slot_attention_in_many_segments(engine: str, name: str) -> None:
-    case = replace(CASES[name], B=3, T=330)
+    case = light(replace(CASES[name], B=3, T=330), engine)
     inputs = slot_inputs(case)
     assert_close(slot_results(case, inputs, engine), slot_results(case, inputs, "reference"), torch.float64)
 
@@ -99,6 +101,7 @@ SIDES = {
 )
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_linear_attention(engine: str, sides: str, case: Case, dtype: torch.dtype) -> None:
+    case = light(case, engine)
     inputs = linear_inputs(case, *SIDES[sides], dtype)
     exact = linear_results(case, in_double(inputs), "reference")
     assert_close(linear_results(case, inputs, engine), exact, dtype)
@@ -148,8 +151,9 @@ def test_large_values_under_strong_gates(engine: str, nats: float) -> None:
 @pytest.mark.parametrize("gate", ["all reset", "some reset"])
 def test_a_full_reset_has_no_gradient(engine: str, gate: str) -> None:
     """exp(-inf) = 0 passes nothing on: the gradient there is exactly zero, not rounding."""
-    inputs = slot_inputs(Case(gate=gate, write=True), torch.float32)
-    dg = slot_results(Case(gate=gate, write=True), inputs, engine)["dg"]
+    case = light(Case(gate=gate, write=True), engine)
+    inputs = slot_inputs(case, torch.float32)
+    dg = slot_results(case, inputs, engine)["dg"]
     assert not dg[inputs["g"].isneginf()].any()
 
 
@@ -157,7 +161,7 @@ def test_a_full_reset_has_no_gradient(engine: str, gate: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("gate", ["slow", "fast", "strong", "some reset"])
 def test_half_precision_is_as_good_as_rounding_the_exact_answer(engine: str, dtype: torch.dtype, gate: str) -> None:
-    case = Case(gate=gate, R=2, scale=0.3)
+    case = light(Case(gate=gate, R=2, scale=0.3), engine)
     inputs = slot_inputs(case, dtype)
     exact = slot_results(case, in_double(inputs), "reference")
     for name, actual in slot_results(case, inputs, engine).items():

@@ -19,6 +19,8 @@ from gsa.ops import (
     registry,
     use_backend,
 )
+from tests.device import DEVICE
+from tests.ops.cases import ENGINES
 
 B, T, H, HQ, K, V, M = 2, 5, 2, 4, 6, 3, 7
 
@@ -88,7 +90,8 @@ def test_slot_attention(name: str) -> None:
         gated_slot_attention(**(slot_arguments() | wrong))
 
 
-@pytest.mark.parametrize("engine", backends())
+@pytest.mark.any_device
+@pytest.mark.parametrize("engine", ["reference", *ENGINES])
 @pytest.mark.parametrize(
     ("bounds", "message"),
     [
@@ -98,7 +101,7 @@ def test_slot_attention(name: str) -> None:
     ],
 )
 def test_packing(engine: str, bounds: list[int], message: str) -> None:
-    x = {n: t[:1] for n, t in slot_arguments().items() if n in "qkvg"}
+    x = {n: t[:1].to(DEVICE) for n, t in slot_arguments().items() if n in "qkvg"}
     with pytest.raises(GSAError, match="^gated_slot_attention: " + re.escape(message)):
         gated_slot_attention(**x, cu_seqlens=torch.tensor(bounds), backend=engine)
     with pytest.raises(GSAError, match="^attention_with_bounded_memory: " + re.escape(message)):
@@ -175,7 +178,7 @@ def test_gates_are_checked_by_value_when_asked(value: float, monkeypatch: pytest
 
 
 def test_backends() -> None:
-    assert backends() == {"reference": None, "chunk": None, "native": None}
+    assert backends() == {"reference": None, "chunk": None, "native": None, "triton": None}
     with pytest.raises(GSAError, match="unknown engine 'fast'"), use_backend("fast"):
         pass
 

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from hypothesis import given
 from hypothesis import strategies as st
 
-from gsa.ops import SlotState, backends, gated_linear_attention, gated_slot_attention, gated_slot_attention_step
-from tests.ops.cases import GATES, Case, assert_close, linear_inputs, slot_inputs, slot_results
+from gsa.ops import SlotState, gated_linear_attention, gated_slot_attention, gated_slot_attention_step, use_backend
+from tests.device import DEVICE
+from tests.ops.cases import GATES, Case, assert_close, for_every_engine, linear_inputs, slot_inputs, slot_results
 
-ENGINES = [name for name in backends() if name != "reference"]
+pytestmark = pytest.mark.any_device
 gates = st.sampled_from(list(GATES))
 sizes = st.integers(1, 9)
 
@@ -45,8 +45,7 @@ def _call(x: dict, case: Case, engine: str, rows: slice, state: SlotState | None
     return o, state
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@given(case=cases(), data=st.data())
+@for_every_engine(case=cases(), data=st.data())
 def test_any_split_gives_the_same_answer(engine: str, case: Case, data: st.DataObject) -> None:
     x = slot_inputs(case)
     whole = slot_results(case, x, engine, gradients=False)
@@ -60,8 +59,7 @@ def test_any_split_gives_the_same_answer(engine: str, case: Case, data: st.DataO
     assert_close({"o": torch.cat(parts, 1), "final_k": state.k, "final_v": state.v}, whole, torch.float64)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@given(case=cases(B=1), lengths=st.lists(st.integers(0, 90), max_size=5))
+@for_every_engine(case=cases(B=1), lengths=st.lists(st.integers(0, 90), max_size=5))
 def test_any_packing_gives_the_same_answer_as_single_calls(engine: str, case: Case, lengths: list[int]) -> None:
     case = Case(**{**vars(case), "lengths": tuple(lengths)})
     x = slot_inputs(case)
@@ -79,8 +77,7 @@ def test_any_packing_gives_the_same_answer_as_single_calls(engine: str, case: Ca
     assert_close({name: packed[name] for name in single}, single, torch.float64)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@given(case=cases(), inplace=st.booleans())
+@for_every_engine(case=cases(), inplace=st.booleans())
 def test_a_loop_of_steps_gives_the_same_answer(engine: str, case: Case, inplace: bool) -> None:
     x = slot_inputs(case)
     whole = slot_results(case, x, engine, gradients=False)
@@ -90,20 +87,20 @@ def test_a_loop_of_steps_gives_the_same_answer(engine: str, case: Case, inplace:
         state = SlotState(torch.zeros_like(whole["final_k"]), torch.zeros_like(whole["final_v"]))
     rows = [torch.zeros_like(whole["o"][:, 0:0])]
     for t in range(case.T):
-        o, state = gated_slot_attention_step(
-            *(x[n][:, t] for n in "qkvg"),
-            x["s"][:, t] if case.write else None,
-            state=state,
-            scale=case.scale,
-            readout=case.readout,
-            inplace=inplace,
-        )
+        with use_backend(engine):
+            o, state = gated_slot_attention_step(
+                *(x[n][:, t] for n in "qkvg"),
+                x["s"][:, t] if case.write else None,
+                state=state,
+                scale=case.scale,
+                readout=case.readout,
+                inplace=inplace,
+            )
         rows.append(o[:, None])
     assert_close({"o": torch.cat(rows, 1), "final_k": state.k, "final_v": state.v}, whole, torch.float64)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@given(
+@for_every_engine(
     case=cases(write=False),
     gk=st.sampled_from([None, "key", "head"]),
     gv=st.sampled_from([None, "value"]),
@@ -131,8 +128,7 @@ def test_any_split_of_linear_attention(engine: str, case: Case, gk: str | None, 
     assert_close({"o": torch.cat((first, second), 1), "final": state}, {"o": whole, "final": final}, torch.float64)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@given(case=cases(B=1, R=1), pad=st.integers(1, 70))
+@for_every_engine(case=cases(B=1, R=1), pad=st.integers(1, 70))
 def test_tokens_that_neither_write_nor_forget_change_nothing(engine: str, case: Case, pad: int) -> None:
     """Padding with g = 0 and s = 0 on either side leaves outputs and state as they were."""
     case = Case(**{**vars(case), "write": True})
@@ -144,7 +140,7 @@ def test_tokens_that_neither_write_nor_forget_change_nothing(engine: str, case: 
             padded[name] = tensor
             continue
         noise = torch.zeros if name in ("g", "s") else torch.randn
-        edge = [noise(1, pad, *tensor.shape[2:], dtype=tensor.dtype) for _ in range(2)]
+        edge = [noise(1, pad, *tensor.shape[2:], dtype=tensor.dtype).to(DEVICE) for _ in range(2)]
         padded[name] = torch.cat((edge[0], tensor, edge[1]), 1)
     actual = slot_results(Case(**{**vars(case), "T": case.T + 2 * pad}), padded, engine, gradients=False)
     actual["o"] = actual["o"][:, pad : pad + case.T]

@@ -1,4 +1,4 @@
-"""Peak memory, measured in a process of its own.
+"""Peak memory: of a process of its own, or of what tensors take on a GPU.
 
 Run as `python -m gsa.bench.memory MODULE:FUNCTION '{"T": 16384, ...}'`; prints what the function returns as JSON.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,18 @@ def forget_peak() -> None:
 def peak() -> int:
     """The most bytes of this process that were in memory at once, since `forget_peak`."""
     return _status("VmHWM")
+
+
+def gpu_peak(f: Callable[[], object]) -> int:
+    """The most bytes that tensors on the GPU took at once while f ran, without those that were there before."""
+    import torch
+
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    f()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
 
 
 def _status(field: str) -> int:

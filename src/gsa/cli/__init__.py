@@ -34,8 +34,10 @@ def _run(args: list[str]) -> None:
     from gsa.bench.accuracy import accuracy
     from gsa.bench.decode import decode
     from gsa.bench.demo import demo
+    from gsa.bench.kernels import kernels
     from gsa.bench.linear import linear
     from gsa.bench.ops import ops
+    from gsa.bench.traffic import traffic
     from gsa.bench.train import train as bench_train
     from gsa.cli.chat import chat
     from gsa.cli.data import check, prepare, train_tokenizer
@@ -60,9 +62,11 @@ def _run(args: list[str]) -> None:
         "data": {"_help": "Text to tokens that training reads.", "prepare": prepare, "check": check},
         "train": TrainSettings,
         "export": export,
+        "kernels": kernels,
         "bench": {
             "_help": "Speed and memory, as ratios measured in one run.",
             "ops": ops,
+            "traffic": traffic,
             "accuracy": accuracy,
             "linear": linear,
             "decode": decode,

@@ -45,13 +45,30 @@ def _native_unavailable(device: torch.device | None) -> str | None:
     return unavailable(device)
 
 
+def _triton() -> Any:
+    from gsa.ops.triton import engine
+
+    return engine
+
+
+def _triton_unavailable(device: torch.device | None) -> str | None:
+    from gsa.ops.triton.availability import unavailable
+
+    return unavailable(device)
+
+
 ENGINES: dict[str, Engine] = {
     "reference": Engine(_reference),
     "chunk": Engine(_chunk),
     "native": Engine(_native, _native_unavailable),
+    "triton": Engine(_triton, _triton_unavailable),
 }
 # What "auto" tries, in order, per device type; "other" is for the rest.
-PREFERENCE: dict[str, tuple[str, ...]] = {"cpu": ("native", "chunk"), "other": ("chunk",)}
+PREFERENCE: dict[str, tuple[str, ...]] = {
+    "cpu": ("native", "chunk"),
+    "cuda": ("triton", "chunk"),  # which is also what torch calls AMD's
+    "other": ("chunk",),
+}
 
 
 class _Chosen(threading.local):  # not a ContextVar, which torch.compile cannot read

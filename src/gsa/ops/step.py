@@ -12,6 +12,7 @@ from gsa.ops.checks import Checker, one_dtype
 from gsa.ops.readout import READOUTS
 from gsa.ops.registry import engine_name
 from gsa.ops.state import SlotState, compute_dtype
+from gsa.ops.step_operators import Step
 
 
 def gated_slot_attention_step(
@@ -60,9 +61,8 @@ def gated_slot_attention_step(
         for name, x in (("state.k", memory_k), ("state.v", memory_v)):
             if x.dtype != dtype:
                 raise check.fail(f"{name} must be {dtype} to be updated in place, got {x.dtype}")
-    if _compiled_step_serves(q, k, v, g, s, memory_k, memory_v, inplace=inplace):
-        from gsa.ops.native.step import step
-
+    step = _step_of_an_engine(q, k, v, g, s, memory_k, memory_v, inplace=inplace)
+    if step is not None:
         return step(q, k, v, g, s, state, scale, readout, inplace)
 
     with torch.autocast(q.device.type, enabled=False), torch.set_grad_enabled(torch.is_grad_enabled() and not inplace):
@@ -79,16 +79,23 @@ def gated_slot_attention_step(
         return o.flatten(1, 2).to(q.dtype), SlotState(memory_k, memory_v)
 
 
-def _compiled_step_serves(*tensors: Tensor | None, inplace: bool) -> bool:
-    """Whether the native engine is the one to use, and no derivative is asked for: it has none of a step."""
+def _step_of_an_engine(*tensors: Tensor | None, inplace: bool) -> Step | None:
+    """The step of the engine to use, if it has one of its own and no derivative is asked for: it has none of a step."""
     given = [x for x in tensors if x is not None]
-    if engine_name("auto", given[0].device) != "native":
-        return False
+    name = engine_name("auto", given[0].device)
+    if name not in ("native", "triton"):
+        return None
     if inplace:  # never has a graph
         serves = all(x.is_contiguous() for x in given[-2:])
     else:
         serves = not (torch.is_grad_enabled() and any(x.requires_grad for x in given))
-    return serves and (
+    if not serves or not (
         torch.compiler.is_compiling()
         or (torch.autograd.forward_ad._current_level < 0 and torch._C._functorch.peek_interpreter_stack() is None)
-    )
+    ):
+        return None
+    if name == "native":
+        from gsa.ops.native.step import step
+    else:
+        from gsa.ops.triton.step import step
+    return step

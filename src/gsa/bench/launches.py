@@ -1,0 +1,127 @@
+"""What the GPU engine launches for each operation, without a GPU: the kernels of `gsa kernels`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gsa.ops.triton.launch import Target
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from gsa.ops.triton.ahead import Source
+
+BATCH, LENGTH = 8, 2048
+"""The paper's: 16384 tokens at a time, and 2048 features in all heads together."""
+MODEL_WIDTH = 2048
+
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+
+
+@dataclass(frozen=True)
+class Case:
+    """Sizes for which the kernels are compiled."""
+
+    target: Target
+    dtype: str
+    width: int
+    """Of keys and values of a head."""
+    slots: int
+    thorough: bool
+    """Not only as layers train and decode, but also with all else that operations may be given."""
+
+    @property
+    def heads(self) -> int:
+        """As many as a model of the paper's width has."""
+        return max(1, MODEL_WIDTH // self.width)
+
+    def __str__(self) -> str:
+        return f"{self.target.name}, {self.dtype}, width {self.width}, {self.slots} slots"
+
+
+def sources(case: Case) -> list[tuple[str, Source]]:
+    """The operations and the kernels they launch; each kernel with its settings once per operation."""
+    from gsa.ops.triton.ahead import source
+    from gsa.ops.triton.launch import recording
+
+    found: dict[tuple[str, Source], None] = {}
+    for name, operation in _operations(case).items():
+        with recording(case.target) as launches:
+            operation(launches.clear)
+        found |= dict.fromkeys((name, source(launch, case.target)) for launch in launches)
+    return list(found)
+
+
+Operation = Callable[[Callable[[], None]], object]
+"""Is given what forgets all launches so far: those of a forward pass that a backward pass needs."""
+
+
+def _operations(case: Case) -> dict[str, Operation]:
+    """What to do, by name."""
+    import torch
+
+    from gsa.ops.state import SlotState, compute_dtype
+    from gsa.ops.triton.kernels import gla_backward, gla_forward, gsa_backward, gsa_forward
+    from gsa.ops.triton.step import gsa_step
+
+    B, T, H, W, M = BATCH, LENGTH, case.heads, case.width, case.slots
+    dtype: torch.dtype = getattr(torch, DTYPES[case.dtype])
+    carried = compute_dtype(dtype)
+
+    def made(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    x, g, s = made(B, T, H, W), made(B, T, H, M, dtype=carried), made(B, T, H, M)
+    memories = made(B, H, W, M, dtype=carried), made(B, H, M, W, dtype=carried)
+    state, decays = made(B, H, W, W, dtype=carried), made(B, T, H, W, dtype=carried)
+    # The same tokens as sequences that lie end to end.
+    packed, ends = [t.reshape(1, B * T, *t.shape[2:]) for t in (x, g, s, decays)], made(B + 1, dtype=torch.int64)
+
+    def slots_backward(forget: Callable[[], None]) -> None:
+        *_, slots, kept_k, kept_v = gsa_forward(x, x, x, g, None, None, None, None, 1.0, "softmax", "marks")
+        forget()
+        assert slots is not None
+        kept = (slots, kept_k, kept_v)
+        gsa_backward(x, None, None, x, x, x, g, None, None, None, None, *kept, 1.0, "softmax", "marks")
+
+    def slots_packed(forget: Callable[[], None]) -> None:
+        x, g, s = packed[:3]
+        *_, slots, kept_k, kept_v = gsa_forward(x, x, x, g, s, *memories, ends, 1.0, "softmax", "states")
+        assert slots is not None
+        kept = (slots, kept_k, kept_v)
+        gsa_backward(x, *memories, x, x, x, g, s, *memories, ends, *kept, 1.0, "softmax", "states")
+
+    def linear(gk: Tensor | None, gv: Tensor | None) -> Operation:
+        def both(forget: Callable[[], None]) -> None:
+            *_, kept = gla_forward(x, x, x, gk, gv, None, None, 1.0, "marks")
+            gla_backward(x, None, x, x, x, gk, gv, None, None, kept, 1.0, "marks")
+
+        return both
+
+    def linear_packed(forget: Callable[[], None]) -> None:
+        x, decays = packed[0], packed[3]
+        *_, kept = gla_forward(x, x, x, decays, None, state, ends, 1.0, "states")
+        gla_backward(x, state, x, x, x, decays, None, state, ends, kept, 1.0, "states")
+
+    def step(forget: Callable[[], None]) -> None:
+        q, gate = made(B, H, W), made(B, H, M, dtype=carried)
+        gsa_step(q, q, q, gate, None, SlotState(*memories), SlotState(*memories), 1.0, "softmax")
+
+    usual: dict[str, Operation] = {
+        "gsa forward": lambda forget: gsa_forward(x, x, x, g, None, None, None, None, 1.0, "softmax", "marks"),
+        "gsa backward": slots_backward,
+        "gla": linear(decays, None),
+        "step": step,
+    }
+    if not case.thorough:
+        return usual
+    return usual | {
+        "gsa prompt": lambda forget: gsa_forward(x, x, x, g, None, *memories, None, 1.0, "softmax", "nothing"),
+        "gsa packed": slots_packed,
+        "gla, gates of values": linear(None, decays),
+        "gla, one gate a head": linear(made(B, T, H, 1, dtype=carried), None),
+        "gla, no gates": linear(None, None),
+        "gla packed": linear_packed,
+    }

@@ -1,0 +1,28 @@
+"""Whether the GPU engine can run, without importing Triton unless it is there to be used."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+
+import torch
+
+
+def unavailable(device: torch.device | None) -> str | None:
+    """Why this engine cannot run on a device (None: any), or None if it can."""
+    if find_spec("triton") is None:
+        return "Triton is not installed (pip install triton)"
+    if interpreted():
+        if device is not None and device.type != "cpu":
+            return f"TRITON_INTERPRET=1 runs kernels on the CPU, and the tensors are on {device.type}"
+        return None
+    if device is not None and device.type == "cuda":
+        return None
+    if device is not None:
+        return f"it runs on NVIDIA and AMD GPUs, not on {device.type} (TRITON_INTERPRET=1 runs it slowly on a CPU)"
+    return None if torch.cuda.is_available() else "no NVIDIA or AMD GPU was found (TRITON_INTERPRET=1 runs it on a CPU)"
+
+
+def interpreted() -> bool:
+    """Whether kernels run in Triton's interpreter. Triton reads this where a kernel is defined, so set it first."""
+    return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "yes", "on", "y")

@@ -1,0 +1,111 @@
+"""The backward kernel: gradients of what was written, with a tile of the state's gradient in registers.
+
+A program owns one tile of one head and walks backward over the chunks of one segment. The states before the chunks were
+stored on the way of the gradients of queries: see gsa.ops.triton.read. Tiles add up: gradients on the side of keys are
+sums over tiles of values, and the other way around; each program writes its part.
+
+Shape letters: C tokens of a chunk, BK, BV sides of a tile; K, V, H, R as always. States are held as [BV, BK].
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from gsa.ops.triton.states import decayed, tile_of
+from gsa.ops.triton.tiles import load_rows, load_square, product, store_rows
+
+
+@triton.jit
+def differentiate_segments(
+    do,
+    q,
+    k,
+    v,
+    pairs,
+    dpairs,
+    dk,
+    dv,
+    o,
+    crossing_k,
+    crossing_v,
+    decay_k,
+    decay_v,
+    states,
+    begin,
+    end,
+    segments,
+    scale,
+    tokens,
+    chunks,
+    H,
+    R,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    WHOLE: tl.constexpr,
+    C: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    P: tl.constexpr,
+    F: tl.constexpr,
+):
+    """Gradients, in parts: dk [tiles of values, tokens, H, K], dv [tiles of keys, tokens, H, V].
+
+    do, q, k, v come weighted to the border of their chunk. On a gated side so do the gradients, and what happens inside of
+    chunks is left to be added. On a side without gates it is added here, from `pairs` [tokens, H * R, C], the products of
+    queries and keys, and `dpairs`, those of output gradients and values. For the gates come along: what is read of the
+    state (`o`, in parts, if values are gated) and what crosses a whole chunk, in parts `crossing_k` [tiles of values,
+    chunks, H, K] and `crossing_v` [tiles of keys, chunks, H, V].
+    """
+    segment, h, block_k, block_v, keys, values, tile, inside = tile_of(tl.program_id(0), H, K, V, BK, BV, False)
+    sequence = tl.load(segments + 4 * segment)
+    start = tl.load(segments + 4 * segment + 1)
+    length = (tl.load(segments + 4 * segment + 2) - start).to(tl.int32)
+    chunk = tl.load(segments + 4 * segment + 3)
+    part_k, part_v = block_k.to(tl.int64) * tokens * H, block_v.to(tl.int64) * tokens * H
+    dS = tl.zeros([BV, BK], F)
+    if begin is not None:
+        dS += tl.load(begin + ((sequence if WHOLE else segment) * H + h) * (K * V) + tile, mask=inside, other=0.0)
+
+    for step in range(0, length, C):
+        first = (length - 1) // C * C - step
+        t = start + first
+        held = tl.minimum(length - first, C)
+        place = (chunk + first // C) * H + h
+        early = load_rows(k + (t * H + h) * K, H * K, keys, K, held, C)
+        value = load_rows(v + (t * H + h) * V, H * V, values, V, held, C)
+        # What was written here and is read after the chunk.
+        d_early = product(value, dS, P)
+        d_value = tl.trans(product(dS, tl.trans(early), P))
+        dS = decayed(dS, decay_k, decay_v, place, keys, values, K, V)
+        if crossing_k is not None or crossing_v is not None:
+            S = tl.load(states + place * (K * V) + tile, mask=inside, other=0.0)
+        if crossing_k is not None:
+            across = tl.sum(S.to(F) * dS, 0)
+            tl.store(crossing_k + (block_v.to(tl.int64) * chunks * H + place) * K + keys, across, mask=keys < K)
+        if crossing_v is not None:
+            across = tl.sum(S.to(F) * dS, 1)
+            tl.store(crossing_v + (block_k.to(tl.int64) * chunks * H + place) * V + values, across, mask=values < V)
+
+        for r in range(R):
+            token = t * H * R + h * R + r
+            late = load_rows(q + token * K, H * R * K, keys, K, held, C)
+            d_out = load_rows(do + token * V, H * R * V, values, V, held, C)
+            dS += product(tl.trans(d_out), late, P) * scale
+            if crossing_v is not None:
+                out = tl.trans(product(S, tl.trans(late), P)) * scale
+                store_rows(o + (part_k * R + token) * V, H * R * V, values, V, held, out, C)
+            if decay_k is None:
+                if block_v == 0:  # one of all tiles of values adds it
+                    dA = load_square(dpairs + token * C, H * R * C, held, C)
+                    d_early += product(tl.trans(dA), late, P) * scale
+            if decay_v is None:
+                if block_k == 0:
+                    A = load_square(pairs + token * C, H * R * C, held, C)
+                    d_value += product(tl.trans(A), d_out, P) * scale
+
+        store_rows(dk + (part_v + t * H + h) * K, H * K, keys, K, held, d_early, C)
+        store_rows(dv + (part_k + t * H + h) * V, H * V, values, V, held, d_value, C)
+
+    if WHOLE:
+        tl.store(end + (sequence * H + h) * (K * V) + tile, dS, mask=inside)

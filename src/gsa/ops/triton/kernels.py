@@ -1,0 +1,171 @@
+"""The kernels put together: gated linear attention and gated slot attention, forward and backward.
+
+Gated slot attention is two passes of gated linear attention. They share what is written to the slots; between them lie
+the slot scores.
+
+Shape letters: B batch, T time, H key/value heads, K, V widths, M slots, N sequences.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gsa.ops.operators import Shape
+from gsa.ops.triton.launch import launch
+from gsa.ops.triton.parts import differentiate_readout
+from gsa.ops.triton.passes import Call, Gradients, Pass, early
+from gsa.ops.triton.plan import power_of_two
+
+ROWS_AT_ONCE = 16
+
+
+def kept_shape(
+    q: Tensor, v: Tensor, cu_seqlens: Tensor | None, keep: str, heads: int, rows: int, columns: int
+) -> Shape:
+    """Of the states [rows, columns] that forward keeps."""
+    return Call(q, v, cu_seqlens, heads).kept_shape(keep, rows, columns)
+
+
+def gla_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    gk: Tensor | None,
+    gv: Tensor | None,
+    initial: Tensor | None,
+    cu_seqlens: Tensor | None,
+    scale: float,
+    keep: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """o [B, T, HQ, V], final states [N, H, K, V], kept states."""
+    x = _linear_pass(q, k, v, gk, gv, cu_seqlens, scale)
+    return x.forward(_dense(initial), keep, q.new_empty(*q.shape[:3], v.shape[3]))
+
+
+def _linear_pass(
+    q: Tensor, k: Tensor, v: Tensor, gk: Tensor | None, gv: Tensor | None, cu_seqlens: Tensor | None, scale: float
+) -> Pass:
+    call = Call(q, v, cu_seqlens, k.shape[2])
+    keys = early(call, k.contiguous(), _dense(gk), k.shape[3])
+    values = early(call, v.contiguous(), _dense(gv), v.shape[3])
+    return Pass(call, q.contiguous(), keys, values, scale)
+
+
+def _dense(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.contiguous()
+
+
+def _like(x: Tensor) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def gla_backward(
+    do: Tensor,
+    dfinal: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    gk: Tensor | None,
+    gv: Tensor | None,
+    initial: Tensor | None,
+    cu_seqlens: Tensor | None,
+    kept: Tensor,
+    scale: float,
+    keep: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor]:
+    """Gradients of q, k, v, gk, gv and the initial states."""
+    x = _linear_pass(q, k, v, gk, gv, cu_seqlens, scale)
+    grads = Gradients(*map(_like, (q, k, v)), *(None if g is None else _like(g) for g in (gk, gv)))
+    dinitial = x.backward(do.contiguous(), _dense(dfinal), _dense(initial), kept, keep, grads)
+    return grads.q, grads.k, grads.v, grads.gk, grads.gv, dinitial
+
+
+def _slot_passes(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    s: Tensor | None,
+    slots: Tensor,
+    cu_seqlens: Tensor | None,
+    scale: float,
+    readout: str,
+) -> tuple[Pass, Pass]:
+    """Queries find their slots, with the gate on the value side; slot weights read the values, with it on the other."""
+    call = Call(q, v, cu_seqlens, k.shape[2])
+    writes = early(call, _dense(s), g.contiguous(), g.shape[3])
+    keys, values = (early(call, x.contiguous(), None, x.shape[3]) for x in (k, v))
+    find = Pass(call, q.contiguous(), keys, writes, scale, slots="values")
+    return find, Pass(call, slots, writes, values, 1.0, readout, slots="keys")
+
+
+def gsa_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    s: Tensor | None,
+    initial_k: Tensor | None,
+    initial_v: Tensor | None,
+    cu_seqlens: Tensor | None,
+    scale: float,
+    readout: str,
+    keep: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor, Tensor]:
+    """o [B, T, HQ, V], both final memories, slot scores [B, T, HQ, M] and kept states of both passes."""
+    slots = Call(q, v, cu_seqlens, k.shape[2]).late(g.shape[3])
+    find, fetch = _slot_passes(q, k, v, g, s, slots, cu_seqlens, scale, readout)
+    _, final_k, kept_k = find.forward(_dense(initial_k), keep, slots)
+    o, final_v, kept_v = fetch.forward(_dense(initial_v), keep, q.new_empty(*q.shape[:3], v.shape[3]))
+    return o, final_k, final_v, None if keep == "nothing" else slots, kept_k, kept_v
+
+
+def gsa_backward(
+    do: Tensor,
+    dfinal_k: Tensor | None,
+    dfinal_v: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    s: Tensor | None,
+    initial_k: Tensor | None,
+    initial_v: Tensor | None,
+    cu_seqlens: Tensor | None,
+    slots: Tensor,
+    kept_k: Tensor,
+    kept_v: Tensor,
+    scale: float,
+    readout: str,
+    keep: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor, Tensor]:
+    """Gradients of q, k, v, g, s and both initial memories."""
+    find, fetch = _slot_passes(q, k, v, g, s, slots, cu_seqlens, scale, readout)
+    call, M = fetch.call, g.shape[3]
+    dweights, dgate = call.late(M), call.empty(*g.shape)
+    dwrite = None if s is None else call.empty(*s.shape)
+    grads = Gradients(dweights, dwrite, _like(v), dgate, None)
+    dinitial_v = fetch.backward(do.contiguous(), _dense(dfinal_v), _dense(initial_v), kept_v, keep, grads)
+
+    dslots = torch.empty_like(slots)
+    rows = call.tokens * call.H * call.R
+    launch(
+        differentiate_readout,
+        -(-rows // ROWS_AT_ONCE),
+        4,
+        1,
+        slots=slots,
+        dweights=dweights,
+        dslots=dslots,
+        scale=scale,
+        rows=rows,
+        M=M,
+        READOUT=readout,
+        ROWS=ROWS_AT_ONCE,
+        BM=power_of_two(M),
+    )
+    find.scale = 1.0  # dslots has it already
+    final = Gradients(_like(q), _like(k), None if s is None else _like(s), None, _like(g), dwrite, dgate)
+    dinitial_k = find.backward(dslots, _dense(dfinal_k), _dense(initial_k), kept_k, keep, final)
+    return final.q, final.k, grads.v, final.gv, final.v, dinitial_k, dinitial_v

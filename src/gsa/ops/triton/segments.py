@@ -1,0 +1,79 @@
+"""Where sequences are cut: into segments, which programs work on side by side, and those into chunks.
+
+Shape letters: B batch, T time, N sequences.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from gsa.ops.layout import sequence_bounds
+
+
+class Segments(NamedTuple):
+    """The cut of one call, as the kernels read it."""
+
+    table: Tensor
+    """[segments, 4]: sequence, first token, token after the last, number of its first chunk; tokens of all rows count
+    on. A sequence has one segment at least, be it empty."""
+    firsts: Tensor
+    """[N + 1]: where the segments of each sequence begin."""
+    chunks: Tensor
+    """[chunks, 2]: first token, and how many tokens."""
+    whole: bool
+    """Every sequence is one segment."""
+
+
+def counts(B: int, T: int, sequences: int | None, segment: int, chunk: int) -> tuple[int, int]:
+    """How many segments and chunks there are at most, from shapes alone; `sequences` if they are packed."""
+    if sequences is None:
+        return B * max(1, -(-T // segment)), B * -(-T // chunk)
+    return T // segment + sequences, T // chunk + sequences
+
+
+# A table per tensor of bounds: reading them waits for the GPU, and every layer of a model passes the same tensor.
+_packed: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+
+def segments(B: int, T: int, cu_seqlens: Tensor | None, device: torch.device, segment: int, chunk: int) -> Segments:
+    """The segments of so many tokens, of B rows or of packed sequences; checks the values of cu_seqlens."""
+    if device.type == "meta":
+        N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        size, chunks = counts(B, T, None if cu_seqlens is None else N, segment, chunk)
+        shapes = ((size, 4), (N + 1,), (chunks, 2))
+        return Segments(*(torch.empty(shape, dtype=torch.int64, device=device) for shape in shapes), segment >= T)
+    if cu_seqlens is None:
+        return _rows(B, T, device, segment, chunk)
+    if cu_seqlens.is_inference():  # nobody counts its changes
+        return _cut(sequence_bounds(B, T, cu_seqlens), device, segment, chunk, segment >= T)
+    key = (cu_seqlens._version, T, segment, chunk)
+    known = _packed.setdefault(cu_seqlens, {})
+    if key not in known:
+        known.clear()
+        known[key] = _cut(sequence_bounds(B, T, cu_seqlens), device, segment, chunk, segment >= T)
+    return known[key]
+
+
+@lru_cache(maxsize=64)
+def _rows(B: int, T: int, device: torch.device, segment: int, chunk: int) -> Segments:
+    return _cut([(0, b * T, (b + 1) * T) for b in range(B)], device, segment, chunk, segment >= T)
+
+
+def _cut(bounds: list[tuple[int, int, int]], device: torch.device, segment: int, chunk: int, whole: bool) -> Segments:
+    table: list[tuple[int, int, int, int]] = []
+    chunks: list[tuple[int, int]] = []
+    firsts = [0]
+    for n, (_, start, stop) in enumerate(bounds):
+        for first in range(start, stop, segment) if stop > start else (start,):
+            last = min(first + segment, stop)
+            table.append((n, first, last, len(chunks)))
+            chunks += [(t, min(chunk, last - t)) for t in range(first, last, chunk)]
+        firsts.append(len(table))
+    with torch.inference_mode(False):
+        tensors = [torch.tensor(x, dtype=torch.int64, device=device) for x in (table, firsts, chunks)]
+    return Segments(tensors[0].view(-1, 4), tensors[1], tensors[2].view(-1, 2), whole)

@@ -64,3 +64,4 @@ def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cuts even short sequences into many segments, and keeps states in more than one place."""
     monkeypatch.setattr("gsa.ops.layout.SEGMENT_ELEMENTS", 4096)
     monkeypatch.setattr("gsa.ops.native.kernels.MARK_CHUNKS", 2)
+    monkeypatch.setattr("gsa.ops.triton.plan.segment_length", lambda *sizes: 64)

@@ -28,8 +28,31 @@ def choose(name: str) -> None:
         DEVICE = torch.device("cpu")
 
 
-def round_like_a_gpu() -> None:
-    """Makes Triton's interpreter round to bf16 as GPUs do, to the nearest and then to even; by itself it cuts off."""
+def prepare_interpreter() -> None:
+    """Makes Triton's interpreter round as GPUs do, and lose no time."""
+    _round_like_a_gpu()
+    _patch_once()
+
+
+def _patch_once() -> None:
+    """A kernel changes Triton's language for as long as it runs; each function it calls would do so once more."""
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    changed = set()
+
+    def call(self, *args, **kwargs):  # type: ignore[no-untyped-def]
+        names = self.fn.__globals__
+        if id(names) not in changed and not any(x is tl for x in names.values()):
+            interpreter._patch_lang(self.fn)  # Triton's own functions know another part of it, and never put it back
+            changed.add(id(names))
+        return self.rewrite()(*args, **kwargs)
+
+    interpreter.InterpretedFunction.__call__ = call
+
+
+def _round_like_a_gpu() -> None:
+    """To bf16: to the nearest and then to even; by itself the interpreter cuts off."""
     import numpy as np
     import triton.language as tl
     from triton.runtime import interpreter

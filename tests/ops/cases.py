@@ -93,8 +93,10 @@ class Case:
 
 
 def light(case: Case, engine: str) -> Case:
-    """The case, with one row in place of several for kernels that are interpreted."""
-    return replace(case, B=1) if engine == INTERPRETED and case.B > 1 else case
+    """The case, for kernels that are interpreted: one row in place of several, few chunks, one head if it is packed."""
+    if engine != INTERPRETED:
+        return case
+    return replace(case, B=min(case.B, 1), T=min(case.T, 80), H=case.H if case.lengths is None else 1)
 
 
 def tiny(case: Case, engine: str) -> Case:

@@ -1,12 +1,12 @@
-"""In Triton's interpreter, kernels round as they do on a GPU."""
+"""In Triton's interpreter, kernels compute as they do on a GPU."""
 
 import pytest
 
 from gsa.ops.triton.availability import interpreted
-from tests.device import round_like_a_gpu
+from tests.device import prepare_interpreter
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _round_like_a_gpu() -> None:
+def _prepared() -> None:
     if interpreted():
-        round_like_a_gpu()
+        prepare_interpreter()

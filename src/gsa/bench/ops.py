@@ -61,11 +61,7 @@ def slot_tensors(T: int, heads: int, width: int, slots: int, tau: float) -> tupl
 
 
 def ops(
-    quick: bool = False,
-    threads: int | None = None,
-    backend: str = "auto",
-    json: bool = False,
-    device: str = "cpu",
+    quick: bool = False, threads: int | None = None, backend: str = "auto", json: bool = False, device: str = "cpu"
 ) -> None:
     """Speed and memory of gated slot attention, beside softmax attention and the matmul rate of this machine.
 

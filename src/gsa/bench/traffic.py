@@ -126,10 +126,12 @@ def _extrapolated(counts: dict[tuple[int, int], Counted], segments: int, chunks:
 
 def count_ours(target: Target, B: int, T: int) -> Counted:
     """Forward, backward and what is saved between them, of B sequences of T tokens."""
+    import torch
+
     from gsa.ops.triton import plan
 
     segment = plan.segment_length(target, B * T, HEADS, WIDTH)
-    segments, chunks = -(-T // segment), min(segment, T) // plan.CHUNK
+    segments, chunks = -(-T // segment), min(segment, T) // plan.settings(target, torch.bfloat16).chunk
     needed = ((1, 1), (1, 2)) if segments == 1 else ((2, 1), (3, 1), (2, 2))
     launched, saved = _launched(target, B, T)
     found = _extrapolated({at: _counted(target, *at) for at in needed}, segments, chunks, B, saved)
@@ -161,7 +163,7 @@ def _counted(target: Target, segments: int, chunks: int) -> Counted:
 
     key = (target, segments, chunks)
     if key not in _known:
-        segment = chunks * plan.CHUNK
+        segment = chunks * plan.settings(target, torch.bfloat16).chunk
         inputs = slot_inputs(segments * segment, WIDTH, SLOTS, gate_dtype=torch.float32)
         do = torch.randn_like(inputs[2])
         with counting() as works, pretending(target), patch.object(plan, "segment_length", return_value=segment):

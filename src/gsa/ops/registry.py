@@ -19,6 +19,8 @@ class Engine:
 
     load: Callable[[], Any]
     unavailable: Callable[[torch.device | None], str | None] = lambda device: None
+    lacks: tuple[str, ...] = ()
+    """Operations it does not have."""
 
 
 def _reference() -> Any:
@@ -61,7 +63,7 @@ ENGINES: dict[str, Engine] = {
     "reference": Engine(_reference),
     "chunk": Engine(_chunk),
     "native": Engine(_native, _native_unavailable),
-    "triton": Engine(_triton, _triton_unavailable),
+    "triton": Engine(_triton, _triton_unavailable, lacks=("selective_scan",)),
 }
 # What "auto" tries, in order, per device type; "other" is for the rest.
 PREFERENCE: dict[str, tuple[str, ...]] = {
@@ -106,21 +108,24 @@ def use_backend(name: str) -> Iterator[None]:
         _chosen.name = previous
 
 
-def engine_name(backend: str, device: torch.device) -> str:
-    """The engine asked for, by name or by `use_backend`, or the best one for the device."""
+def engine_name(backend: str, device: torch.device, operation: str = "") -> str:
+    """The engine asked for, by name or by `use_backend`, or the best one for the device that has the operation."""
     if not isinstance(backend, str):
         raise GSAError(f"backend must be a name, got {type(backend).__name__}")
     name = _chosen.name if backend == "auto" else backend
     if name == "auto":
         candidates = PREFERENCE.get(device.type, PREFERENCE["other"])
-        return next(c for c in candidates if ENGINES[c].unavailable(device) is None)
+        able = (c for c in candidates if operation not in ENGINES[c].lacks)
+        return next(c for c in able if ENGINES[c].unavailable(device) is None)
     _usable(name, device)
+    if operation in ENGINES[name].lacks:
+        raise BackendUnavailable(f"{operation}: the engine {name!r} has no such operation; use another, or 'auto'")
     return name
 
 
-def engine(backend: str, device: torch.device) -> Any:
+def engine(backend: str, device: torch.device, operation: str = "") -> Any:
     """That engine: an object with the functions of gsa.ops.reference."""
-    return ENGINES[engine_name(backend, device)].load()
+    return ENGINES[engine_name(backend, device, operation)].load()
 
 
 def _usable(name: str, device: torch.device | None) -> None:

@@ -47,7 +47,7 @@ def selective_scan(
     if initial_state is not None:
         check.state("initial_state", initial_state, (N, *A.shape), "N, E, S", u)
         initial_state = initial_state.to(compute_dtype(u.dtype))
-    y, state = engine(backend, u.device).selective_scan(
+    y, state = engine(backend, u.device, "selective_scan").selective_scan(
         u, dt, A, B, C, initial_state=initial_state, cu_seqlens=cu_seqlens
     )
     return y, state if output_final_state else None

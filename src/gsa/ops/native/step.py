@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gsa.ops.native.kernels import gsa_step
 from gsa.ops.native.results import empty
-from gsa.ops.step_operators import register_step, traced
+from gsa.ops.step_operators import register_step
 
 
 def _beside(memory: Tensor, dtype: torch.dtype) -> Tensor:
@@ -15,4 +15,3 @@ def _beside(memory: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 step = register_step("native", gsa_step, _beside)
-_traced = traced

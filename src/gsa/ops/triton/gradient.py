@@ -12,8 +12,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from gsa.ops.triton.states import decayed, tile_of
-from gsa.ops.triton.tiles import load_rows, load_square, product, store_rows
+from gsa.ops.triton.states import decayed, load_tile, store_tile, tile_of
+from gsa.ops.triton.tiles import load_rows, load_square, product, scaled, store_rows
 
 
 @triton.jit
@@ -26,7 +26,7 @@ def differentiate_segments(
     dpairs,
     dk,
     dv,
-    o,
+    read,
     crossing_k,
     crossing_v,
     decay_k,
@@ -42,6 +42,7 @@ def differentiate_segments(
     R,
     K: tl.constexpr,
     V: tl.constexpr,
+    TURNED: tl.constexpr,
     WHOLE: tl.constexpr,
     C: tl.constexpr,
     BK: tl.constexpr,
@@ -51,13 +52,16 @@ def differentiate_segments(
 ):
     """Gradients, in parts: dk [tiles of values, tokens, H, K], dv [tiles of keys, tokens, H, V].
 
-    do, q, k, v come weighted to the border of their chunk. On a gated side so do the gradients, and what happens inside of
-    chunks is left to be added. On a side without gates it is added here, from `pairs` [tokens, H * R, C], the products of
-    queries and keys, and `dpairs`, those of output gradients and values. For the gates come along: what is read of the
-    state (`o`, in parts, if values are gated) and what crosses a whole chunk, in parts `crossing_k` [tiles of values,
-    chunks, H, K] and `crossing_v` [tiles of keys, chunks, H, V].
+    do, q, k, v come weighted to the border of their chunk. On a gated side so do the gradients, and what happens inside
+    of chunks is left to be added. On a side without gates it is added here, from `pairs` [tokens, H * R, C], the
+    products of queries and keys, and `dpairs`, those of output gradients and values. For the gates come along: what
+    crosses a whole chunk, in parts `crossing_k` [tiles of values, chunks, H, K] and `crossing_v` [tiles of keys,
+    chunks, H, V]; and in parts `read` [tiles of values, tokens, H * R, K], what output gradients read of the state.
+
+    Keys and values may change places, and q and do with them: the sums are the same. States are then TURNED, and what
+    is read is the output, which a gate of values wants.
     """
-    segment, h, block_k, block_v, keys, values, tile, inside = tile_of(tl.program_id(0), H, K, V, BK, BV, False)
+    segment, h, block_k, block_v, keys, values, tile = tile_of(tl.program_id(0), H, K, V, BK, BV, TURNED)
     sequence = tl.load(segments + 4 * segment)
     start = tl.load(segments + 4 * segment + 1)
     length = (tl.load(segments + 4 * segment + 2) - start).to(tl.int32)
@@ -65,7 +69,7 @@ def differentiate_segments(
     part_k, part_v = block_k.to(tl.int64) * tokens * H, block_v.to(tl.int64) * tokens * H
     dS = tl.zeros([BV, BK], F)
     if begin is not None:
-        dS += tl.load(begin + ((sequence if WHOLE else segment) * H + h) * (K * V) + tile, mask=inside, other=0.0)
+        dS += load_tile(begin + ((sequence if WHOLE else segment) * H + h) * (K * V) + tile, keys, values, K, V)
 
     for step in range(0, length, C):
         first = (length - 1) // C * C - step
@@ -76,10 +80,14 @@ def differentiate_segments(
         value = load_rows(v + (t * H + h) * V, H * V, values, V, held, C)
         # What was written here and is read after the chunk.
         d_early = product(value, dS, P)
-        d_value = tl.trans(product(dS, tl.trans(early), P))
+        if decay_k is not None:
+            store_rows(dk + (part_v + t * H + h) * K, H * K, keys, K, held, d_early, C)
+        d_value = product(dS, tl.trans(early), P)
+        if decay_v is not None:
+            store_rows(dv + (part_k + t * H + h) * V, H * V, values, V, held, tl.trans(d_value), C)
         dS = decayed(dS, decay_k, decay_v, place, keys, values, K, V)
         if crossing_k is not None or crossing_v is not None:
-            S = tl.load(states + place * (K * V) + tile, mask=inside, other=0.0)
+            S = load_tile(states + place * (K * V) + tile, keys, values, K, V)
         if crossing_k is not None:
             across = tl.sum(S.to(F) * dS, 0)
             tl.store(crossing_k + (block_v.to(tl.int64) * chunks * H + place) * K + keys, across, mask=keys < K)
@@ -91,21 +99,23 @@ def differentiate_segments(
             token = t * H * R + h * R + r
             late = load_rows(q + token * K, H * R * K, keys, K, held, C)
             d_out = load_rows(do + token * V, H * R * V, values, V, held, C)
-            dS += product(tl.trans(d_out), late, P) * scale
-            if crossing_v is not None:
-                out = tl.trans(product(S, tl.trans(late), P)) * scale
-                store_rows(o + (part_k * R + token) * V, H * R * V, values, V, held, out, C)
+            if read is not None:
+                found = scaled(product(d_out, S, P), scale)
+                store_rows(read + (part_v * R + token) * K, H * R * K, keys, K, held, found, C)
             if decay_k is None:
                 if block_v == 0:  # one of all tiles of values adds it
-                    dA = load_square(dpairs + token * C, H * R * C, held, C)
-                    d_early += product(tl.trans(dA), late, P) * scale
+                    dA = scaled(load_square(dpairs + token * C, H * R * C, held, C), scale)
+                    d_early = product(tl.trans(dA), late, P, d_early)
             if decay_v is None:
                 if block_k == 0:
-                    A = load_square(pairs + token * C, H * R * C, held, C)
-                    d_value += product(tl.trans(A), d_out, P) * scale
+                    A = scaled(load_square(pairs + token * C, H * R * C, held, C), scale)
+                    d_value = product(tl.trans(d_out), A, P, d_value)
+            dS = product(scaled(tl.trans(d_out), scale), late, P, dS)
 
-        store_rows(dk + (part_v + t * H + h) * K, H * K, keys, K, held, d_early, C)
-        store_rows(dv + (part_k + t * H + h) * V, H * V, values, V, held, d_value, C)
+        if decay_k is None:
+            store_rows(dk + (part_v + t * H + h) * K, H * K, keys, K, held, d_early, C)
+        if decay_v is None:
+            store_rows(dv + (part_k + t * H + h) * V, H * V, values, V, held, tl.trans(d_value), C)
 
     if WHOLE:
-        tl.store(end + (sequence * H + h) * (K * V) + tile, dS, mask=inside)
+        store_tile(end + (sequence * H + h) * (K * V) + tile, dS, keys, values, K, V)

@@ -25,6 +25,7 @@ from gsa.ops.triton.tiles import (
     load_sum,
     mix,
     product,
+    scaled,
     scores,
     slot_weights,
     softmax_scale,
@@ -87,7 +88,7 @@ def score_chunks(
     P: tl.constexpr,
     F: tl.constexpr,
 ):
-    """Products of late x with early y [tokens, H * R, C], and if they are gated, x weighted to the beginning of its chunk.
+    """Products of late x with early y [tokens, H * R, C]; if gated, also x weighted to the beginning of its chunk.
 
     GX is the width of the gate: X, 1 for one gate for the head, or 0 for none.
     """
@@ -106,7 +107,7 @@ def score_chunks(
         late = load_rows(late_from, H * R * X, columns, X, held, C)
         if GX == 0:
             early = load_rows(y + (t * H + h) * X, H * X, columns, X, held, C)
-            A += product(late, tl.trans(early), P)
+            A = product(late, tl.trans(early), P, A)
         else:
             gate, until = load_gates(g + (t * H + h) * GX, H * GX, columns, X, held, GX != X, C, F)
             if FROM_GATE:
@@ -160,7 +161,7 @@ def mix_chunks(
     else:
         early = load_rows(y + (t * H + h) * X, H * X, columns, X, held, C).to(F)
     place = t * H * R + head
-    A = load_square(pairs + place * C, H * R * C, held, C) * scale
+    A = scaled(load_square(pairs + place * C, H * R * C, held, C), scale)
     found = load_sum(read + place * X, tokens * H * R * X, count, H * R * X, columns, X, held, C, F) * tl.exp(until)
     found += mix(A, early, gate, until, held, C, P, F)
     store_rows(out + place * X, H * R * X, columns, X, held, found, C)
@@ -199,10 +200,10 @@ def finish_chunks(
 ):
     """The gradients of a gated side: of late x (not stored without dx), of early y and of the gate g.
 
-    From the products of the other side, `pairs` [tokens, H * R, C] times `scale`; and from parts of: the gradients dx_read
-    and dy_read of x and y weighted to the borders, and what crosses a whole chunk [all_chunks, H, X]. To dy and dg those of another pass are
-    added, if given; with FROM_GATE, dy goes on to dg. A gate of the head gets a part from every block of features:
-    dg [blocks, tokens, H, 1].
+    From the products of the other side, `pairs` [tokens, H * R, C] times `scale`; and from parts of: the gradients
+    dx_read and dy_read of x and y weighted to the borders, and what crosses a whole chunk [all_chunks, H, X]. To dy and
+    dg those of another pass are added, if given; with FROM_GATE, dy goes on to dg. A gate of the head gets a part from
+    every block of features: dg [blocks, tokens, H, 1].
     """
     blocks: tl.constexpr = (X + BX - 1) // BX
     program = tl.program_id(0)
@@ -231,7 +232,7 @@ def finish_chunks(
             top, total = softmax_scale(x + place * X, H * R * X, held, X, BX, C, F)
         late = load_rows(x + place * X, H * R * X, columns, X, held, C).to(F)
         late = slot_weights(late, columns, X, top, total, READOUT, F)
-        A = load_square(pairs + place * C, H * R * C, held, C) * scale
+        A = scaled(load_square(pairs + place * C, H * R * C, held, C), scale)
         # What is written and read here.
         found, found_gate = early_gradient(A, late, early, gate, until, held, C, P, F)
         d_early += found
@@ -239,7 +240,9 @@ def finish_chunks(
         d_late, found_gate = late_gradient(A, late, early, gate, until, held, C, P, F)
         d_gate += found_gate
         # What was written before the chunk and is read here.
-        found = load_sum(dx_read + place * X, tokens * H * R * X, dx_count, H * R * X, columns, X, held, C, F) * tl.exp(until)
+        found = load_sum(dx_read + place * X, tokens * H * R * X, dx_count, H * R * X, columns, X, held, C, F) * tl.exp(
+            until
+        )
         d_gate += tl.cumsum(late * found, 0, reverse=True)
         if dx is not None:
             store_rows(dx + place * X, H * R * X, columns, X, held, d_late + found, C)

@@ -8,13 +8,17 @@ Shape letters: B batch, T time, H key/value heads, K, V widths, M slots, N seque
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from gsa.ops.operators import Shape
+from gsa.ops.triton.backward import Gradients, backward
+from gsa.ops.triton.call import Call, early
 from gsa.ops.triton.launch import launch
 from gsa.ops.triton.parts import differentiate_readout
-from gsa.ops.triton.passes import Call, Gradients, Pass, early
+from gsa.ops.triton.passes import Pass
 from gsa.ops.triton.plan import power_of_two
 
 ROWS_AT_ONCE = 16
@@ -76,9 +80,11 @@ def gla_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor]:
     """Gradients of q, k, v, gk, gv and the initial states."""
     x = _linear_pass(q, k, v, gk, gv, cu_seqlens, scale)
-    grads = Gradients(*map(_like, (q, k, v)), *(None if g is None else _like(g) for g in (gk, gv)))
-    dinitial = x.backward(do.contiguous(), _dense(dfinal), _dense(initial), kept, keep, grads)
-    return grads.q, grads.k, grads.v, grads.gk, grads.gv, dinitial
+    dq, dk, dv = map(_like, (q, k, v))
+    dgk, dgv = (None if g is None else _like(g) for g in (gk, gv))
+    grads = Gradients(dq, dk, dv, dgk, dgv)
+    dinitial = backward(x, do.contiguous(), _dense(dfinal), _dense(initial), kept, keep, grads)
+    return dq, dk, dv, dgk, dgv, dinitial
 
 
 def _slot_passes(
@@ -96,8 +102,8 @@ def _slot_passes(
     call = Call(q, v, cu_seqlens, k.shape[2])
     writes = early(call, _dense(s), g.contiguous(), g.shape[3])
     keys, values = (early(call, x.contiguous(), None, x.shape[3]) for x in (k, v))
-    find = Pass(call, q.contiguous(), keys, writes, scale, slots="values")
-    return find, Pass(call, slots, writes, values, 1.0, readout, slots="keys")
+    find = Pass(call, q.contiguous(), keys, writes, scale)
+    return find, Pass(call, slots, writes, values, 1.0, readout)
 
 
 def gsa_forward(
@@ -112,13 +118,13 @@ def gsa_forward(
     scale: float,
     readout: str,
     keep: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """o [B, T, HQ, V], both final memories, slot scores [B, T, HQ, M] and kept states of both passes."""
     slots = Call(q, v, cu_seqlens, k.shape[2]).late(g.shape[3])
     find, fetch = _slot_passes(q, k, v, g, s, slots, cu_seqlens, scale, readout)
     _, final_k, kept_k = find.forward(_dense(initial_k), keep, slots)
     o, final_v, kept_v = fetch.forward(_dense(initial_v), keep, q.new_empty(*q.shape[:3], v.shape[3]))
-    return o, final_k, final_v, None if keep == "nothing" else slots, kept_k, kept_v
+    return o, final_k, final_v, slots.new_empty(0) if keep == "nothing" else slots, kept_k, kept_v
 
 
 def gsa_backward(
@@ -145,8 +151,9 @@ def gsa_backward(
     call, M = fetch.call, g.shape[3]
     dweights, dgate = call.late(M), call.empty(*g.shape)
     dwrite = None if s is None else call.empty(*s.shape)
-    grads = Gradients(dweights, dwrite, _like(v), dgate, None)
-    dinitial_v = fetch.backward(do.contiguous(), _dense(dfinal_v), _dense(initial_v), kept_v, keep, grads)
+    dq, dk, dv, dg, ds = *map(_like, (q, k, v, g)), None if s is None else _like(s)
+    grads = Gradients(dweights, dwrite, dv, dgate, None)
+    dinitial_v = backward(fetch, do.contiguous(), _dense(dfinal_v), _dense(initial_v), kept_v, keep, grads)
 
     dslots = torch.empty_like(slots)
     rows = call.tokens * call.H * call.R
@@ -165,7 +172,7 @@ def gsa_backward(
         ROWS=ROWS_AT_ONCE,
         BM=power_of_two(M),
     )
-    find.scale = 1.0  # dslots has it already
-    final = Gradients(_like(q), _like(k), None if s is None else _like(s), None, _like(g), dwrite, dgate)
-    dinitial_k = find.backward(dslots, _dense(dfinal_k), _dense(initial_k), kept_k, keep, final)
-    return final.q, final.k, grads.v, final.gv, final.v, dinitial_k, dinitial_v
+    find = replace(find, scale=1.0)  # dslots has it already
+    grads = Gradients(dq, dk, ds, None, dg, dwrite, dgate)
+    dinitial_k = backward(find, dslots, _dense(dfinal_k), _dense(initial_k), kept_k, keep, grads)
+    return dq, dk, dv, dg, ds, dinitial_k, dinitial_v

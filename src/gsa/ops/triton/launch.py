@@ -102,7 +102,7 @@ def _device_target(index: int) -> Target:
         name = found.gcnArchName.split(":")[0]
         return Target(name, "hip", name, 64, found.multi_processor_count, 64 << 10)
     arch = found.major * 10 + found.minor
-    shared = found.shared_memory_per_block_optin
+    shared = getattr(found, "shared_memory_per_block_optin", found.shared_memory_per_block)
     return Target(f"sm_{arch}", "cuda", arch, 32, found.multi_processor_count, shared)
 
 

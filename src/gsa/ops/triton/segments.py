@@ -45,8 +45,10 @@ def segments(B: int, T: int, cu_seqlens: Tensor | None, device: torch.device, se
     if device.type == "meta":
         N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
         size, chunks = counts(B, T, None if cu_seqlens is None else N, segment, chunk)
-        shapes = ((size, 4), (N + 1,), (chunks, 2))
-        return Segments(*(torch.empty(shape, dtype=torch.int64, device=device) for shape in shapes), segment >= T)
+        table, firsts, pieces = (
+            torch.empty(shape, dtype=torch.int64, device=device) for shape in ((size, 4), (N + 1,), (chunks, 2))
+        )
+        return Segments(table, firsts, pieces, segment >= T)
     if cu_seqlens is None:
         return _rows(B, T, device, segment, chunk)
     if cu_seqlens.is_inference():  # nobody counts its changes

@@ -1,11 +1,11 @@
 """The kernels that only move states: over the chunks of every segment, and from segment to segment.
 
 Segments are worked on side by side. Each first sums up what it adds to the state by itself, then the sums are carried
-from segment to segment, and then every segment knows the state it begins with. Backward in time the same is done for the
-gradient of the state, which queries and output gradients add to.
+from segment to segment, and then every segment knows the state it begins with. Backward in time the same is done for
+the gradient of the state, which queries and output gradients add to.
 
-Keys, values, queries and output gradients come weighted to the border of their chunk: see gsa.ops.triton.inside. What is
-left to do for a gate is the decay of the state over a whole chunk.
+Keys, values, queries and output gradients come weighted to the border of their chunk: see gsa.ops.triton.inside. What
+is left to do for a gate is the decay of the state over a whole chunk.
 
 Shape letters: C tokens of a chunk, BK, BV sides of a tile of the state, held as [BV, BK]; K, V, H, R as always.
 """
@@ -15,7 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from gsa.ops.triton.tiles import load_rows, product
+from gsa.ops.triton.tiles import fills, load_rows, product, scaled
 
 
 @triton.jit
@@ -28,10 +28,29 @@ def tile_of(program, H, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: 
     blocks: tl.constexpr = blocks_v * ((K + BK - 1) // BK)
     block_k, block_v = program % blocks // blocks_v, program % blocks_v
     keys, values = block_k * BK + tl.arange(0, BK), block_v * BV + tl.arange(0, BV)
-    inside = (keys < K)[None, :] & (values < V)[:, None]
     segment = (program // (H * blocks)).to(tl.int64)
     tile = keys[None, :] + values[:, None] * K if TURNED else keys[None, :] * V + values[:, None]
-    return segment, program // blocks % H, block_k, block_v, keys, values, tile, inside
+    return segment, program // blocks % H, block_k, block_v, keys, values, tile
+
+
+@triton.jit
+def load_tile(at, keys, values, K: tl.constexpr, V: tl.constexpr):
+    """Entries of a state [BV, BK], zero outside of it."""
+    if fills(keys, K) and fills(values, V):
+        tile = tl.load(at)
+    else:
+        tile = tl.load(at, mask=(keys < K)[None, :] & (values < V)[:, None], other=0.0)
+    return tile
+
+
+@triton.jit
+def store_tile(at, tile, keys, values, K: tl.constexpr, V: tl.constexpr):
+    """The reverse of `load_tile`."""
+    tile = tile.to(at.dtype.element_ty)
+    if fills(keys, K) and fills(values, V):
+        tl.store(at, tile)
+    else:
+        tl.store(at, tile, mask=(keys < K)[None, :] & (values < V)[:, None])
 
 
 @triton.jit
@@ -69,7 +88,7 @@ def walk_segments(
     Forward, x are keys and y values; in REVERSE, x are queries and y output gradients, times `scale`. `decay_k`
     [chunks, H, K] and `decay_v` [chunks, H, V] are log decays of chunks.
     """
-    segment, h, _, _, keys, values, tile, inside = tile_of(tl.program_id(0), H, K, V, BK, BV, False)
+    segment, h, _, _, keys, values, tile = tile_of(tl.program_id(0), H, K, V, BK, BV, False)
     start = tl.load(segments + 4 * segment + 1)
     length = (tl.load(segments + 4 * segment + 2) - start).to(tl.int32)
     chunk = tl.load(segments + 4 * segment + 3)
@@ -84,9 +103,10 @@ def walk_segments(
             head = h * R + r
             left = load_rows(x + (t * H * R + head) * K, H * R * K, keys, K, held, C)
             right = load_rows(y + (t * H * R + head) * V, H * R * V, values, V, held, C)
-            added = product(tl.trans(right), left, P)
-            S += added * scale if REVERSE else added
-    tl.store(end + (segment * H + h) * (K * V) + tile, S, mask=inside)
+            if REVERSE:
+                right = scaled(right, scale)
+            S = product(tl.trans(right), left, P, S)
+    store_tile(end + (segment * H + h) * (K * V) + tile, S, keys, values, K, V)
 
 
 @triton.jit
@@ -111,20 +131,20 @@ def join_segments(
 
     The segments of sequence n are those from firsts[n] to firsts[n + 1].
     """
-    sequence, h, _, _, keys, values, tile, inside = tile_of(tl.program_id(0), H, K, V, BK, BV, False)
+    sequence, h, _, _, keys, values, tile = tile_of(tl.program_id(0), H, K, V, BK, BV, False)
     S = tl.zeros([BV, BK], F)
     if begin is not None:
-        S += tl.load(begin + (sequence * H + h) * (K * V) + tile, mask=inside, other=0.0)
+        S += load_tile(begin + (sequence * H + h) * (K * V) + tile, keys, values, K, V)
     first = tl.load(firsts + sequence)
     last = tl.load(firsts + sequence + 1) - 1
     for step in range(first, last + 1):
         segment = first + last - step if REVERSE else step
         at = states + (segment * H + h) * (K * V) + tile
-        added = tl.load(at, mask=inside, other=0.0)
-        tl.store(at, S, mask=inside)
+        added = load_tile(at, keys, values, K, V)
+        store_tile(at, S, keys, values, K, V)
         length = tl.load(segments + 4 * segment + 2) - tl.load(segments + 4 * segment + 1)
         chunk = tl.load(segments + 4 * segment + 3)
         for i in range((length + C - 1) // C):
             S = decayed(S, decay_k, decay_v, (chunk + i) * H + h, keys, values, K, V)
         S += added
-    tl.store(end + (sequence * H + h) * (K * V) + tile, S, mask=inside)
+    store_tile(end + (sequence * H + h) * (K * V) + tile, S, keys, values, K, V)

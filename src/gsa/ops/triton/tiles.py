@@ -2,9 +2,9 @@
 
 With log gates g_t, token j reaches token i >= j with the weight w_ij = exp(g_{j+1} + ... + g_i), one per feature. While
 the decay of a chunk is mild, w_ij splits into up_i * down_j, anchored half way, and everything is a product of tiles. A
-chunk with stronger decay is halved: between its halves, w_ij splits at the middle into two factors that are at most one,
-and so on inside the halves. Those factors are exponentials of sums of g, never of differences: they hold for g = -inf
-and lose nothing to cancellation. Every program decides for its own chunk.
+chunk with stronger decay is halved: between its halves, w_ij splits at the middle into two factors that are at most
+one, and so on inside the halves. Those factors are exponentials of sums of g, never of differences: they hold for
+g = -inf and lose nothing to cancellation. Every program decides for its own chunk.
 
 Shape letters: C tokens of a chunk, X features of a tile. Rows of tiles are tokens.
 """
@@ -29,46 +29,76 @@ def _halves(x):
 
 
 @triton.jit
-def product(a, b, P: tl.constexpr):
-    """The matrix product with sums in fp32 (fp64), and with factors that are not rounded to the inputs' dtype.
+def _dot(a, b, plus, P: tl.constexpr):
+    if P == "emulated":  # Triton's interpreter would multiply the bits of bf16 numbers
+        a, b = a.to(tl.float32), b.to(tl.float32)
+    return tl.dot(a, b, plus)
+
+
+@triton.jit
+def product(a, b, P: tl.constexpr, plus=None):
+    """The matrix product (`plus` another), summed in fp32 or fp64, of factors not rounded to the inputs' dtype.
 
     P says how matrix units get there: "split" for fp16 and bf16, where a factor that was computed goes in as two bf16
-    numbers; "tf32x3" for fp32 on NVIDIA; "ieee" where matrix units take fp32, or fp64, as it is.
+    numbers ("emulated": by the interpreter); "tf32x3" for fp32 on NVIDIA; "ieee" where fp32 or fp64 is taken as it is.
     """
-    if P != "split":
+    if P == "tf32x3" or P == "ieee":
         if a.dtype == tl.float64 or b.dtype == tl.float64:
-            out = tl.dot(a.to(tl.float64), b.to(tl.float64), out_dtype=tl.float64)
+            out = tl.dot(a.to(tl.float64), b.to(tl.float64), plus, out_dtype=tl.float64)
         else:
-            out = tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision=P)
+            out = tl.dot(a.to(tl.float32), b.to(tl.float32), plus, input_precision=P)
     elif a.dtype == b.dtype and a.dtype != tl.float32:
-        out = tl.dot(a, b)
+        out = _dot(a, b, plus, P)
     elif a.dtype == tl.bfloat16:
         high, low = _halves(b)
-        out = tl.dot(a, high, tl.dot(a, low))
+        out = _dot(a, high, _dot(a, low, plus, P), P)
     elif b.dtype == tl.bfloat16:
         high, low = _halves(a)
-        out = tl.dot(high, b, tl.dot(low, b))
+        out = _dot(high, b, _dot(low, b, plus, P), P)
     else:
         a_high, a_low = _halves(a)
         b_high, b_low = _halves(b)
-        out = tl.dot(a_high, b_high, tl.dot(a_low, b_high, tl.dot(a_high, b_low)))
+        out = _dot(a_high, b_high, _dot(a_low, b_high, _dot(a_high, b_low, plus, P), P), P)
     return out
 
 
 @triton.jit
-def load_rows(start, stride, columns, width, held, C: tl.constexpr):
-    """The tile [C, X] that begins at `start`; zero after `held` tokens and `width` features."""
-    rows = tl.arange(0, C)
-    mask = (rows < held)[:, None] & (columns < width)[None, :]
-    return tl.load(start + rows[:, None] * stride + columns[None, :], mask=mask, other=0.0)
+def scaled(x, scale):
+    """x in the dtype of sums, times `scale`; or as it is if that is None, for one."""
+    if scale is not None:
+        if x.dtype != tl.float64:
+            x = x.to(tl.float32)
+        x *= scale
+    return x
 
 
 @triton.jit
-def store_rows(start, stride, columns, width, held, tile, C: tl.constexpr):
+def fills(columns, width: tl.constexpr):
+    """Whether blocks of so many columns fill the width exactly."""
+    return width // columns.shape[0] * columns.shape[0] == width
+
+
+@triton.jit
+def _mask(columns, width: tl.constexpr, held, C: tl.constexpr):
+    """The first `held` tokens and `width` features of [C, X]."""
+    mask = (tl.arange(0, C) < held)[:, None]
+    if not fills(columns, width):
+        mask = mask & (columns < width)[None, :]
+    return mask
+
+
+@triton.jit
+def load_rows(start, stride, columns, width: tl.constexpr, held, C: tl.constexpr):
+    """The tile [C, X] that begins at `start`; zero after `held` tokens and `width` features."""
+    at = start + tl.arange(0, C)[:, None] * stride + columns[None, :]
+    return tl.load(at, mask=_mask(columns, width, held, C), other=0.0)
+
+
+@triton.jit
+def store_rows(start, stride, columns, width: tl.constexpr, held, tile, C: tl.constexpr):
     """The reverse of `load_rows`."""
-    rows = tl.arange(0, C)
-    mask = (rows < held)[:, None] & (columns < width)[None, :]
-    tl.store(start + rows[:, None] * stride + columns[None, :], tile.to(start.dtype.element_ty), mask=mask)
+    at = start + tl.arange(0, C)[:, None] * stride + columns[None, :]
+    tl.store(at, tile.to(start.dtype.element_ty), mask=_mask(columns, width, held, C))
 
 
 @triton.jit
@@ -84,16 +114,19 @@ def store_square(start, stride, held, tile, C: tl.constexpr):
 
 
 @triton.jit
-def load_gates(start, stride, columns, width, held, PER_HEAD: tl.constexpr, C: tl.constexpr, F: tl.constexpr):
-    """Log gates [C, X], and their sums up to and with each token [C, X]. A gate of the head stands for every feature."""
-    rows = tl.arange(0, C)
-    at = start + rows[:, None] * stride + (columns * 0 if PER_HEAD else columns)[None, :]
-    g = tl.load(at, mask=(rows < held)[:, None] & (columns < width)[None, :], other=0.0).to(F)
+def load_gates(
+    start, stride, columns, width: tl.constexpr, held, PER_HEAD: tl.constexpr, C: tl.constexpr, F: tl.constexpr
+):
+    """Log gates [C, X], and their sums up to and with each token [C, X]. One of the head stands for every feature."""
+    at = start + tl.arange(0, C)[:, None] * stride + (columns * 0 if PER_HEAD else columns)[None, :]
+    g = tl.load(at, mask=_mask(columns, width, held, C), other=0.0).to(F)
     return g, tl.cumsum(g, 0)
 
 
 @triton.jit
-def gates_after(start, stride, columns, width, held, PER_HEAD: tl.constexpr, C: tl.constexpr, F: tl.constexpr):
+def gates_after(
+    start, stride, columns, width: tl.constexpr, held, PER_HEAD: tl.constexpr, C: tl.constexpr, F: tl.constexpr
+):
     """Sums of the log gates after each token [C, X]. Not a difference, which has no answer for -inf."""
     following = tl.minimum(held - 1, C)
     g, _ = load_gates(start + stride, stride, columns, width, following, PER_HEAD, C, F)
@@ -118,7 +151,7 @@ def _double(up_to, after, b, C: tl.constexpr):
 
 @triton.jit
 def _factors(up_to, after, b, C: tl.constexpr):
-    """w_ij between the halves of blocks of 2b tokens: from the middle to i, and from j to it; zero in the other half."""
+    """w_ij between the halves of blocks of 2b tokens: from the middle to i, from j to it; zero in the other half."""
     second = tl.arange(0, C)[:, None] // b % 2 == 1
     return tl.where(second, tl.exp(up_to), 0.0), tl.where(second, 0.0, tl.exp(after))
 
@@ -222,7 +255,7 @@ def _sum_where(chosen, FROM_HERE: tl.constexpr, x, C: tl.constexpr, P: tl.conste
     """[C, X]: at t, the sum of the chosen rows from t on, or before t. As a product: no difference of sums would do."""
     rows, columns = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
     chosen = chosen & ((columns >= rows) if FROM_HERE else (columns < rows))
-    return product(tl.where(chosen, 1.0, 0.0).to(tl.bfloat16 if P == "split" else x.dtype), x, P)
+    return product(tl.where(chosen, 1.0, 0.0).to(x.dtype if P == "tf32x3" or P == "ieee" else tl.bfloat16), x, P)
 
 
 @triton.jit
@@ -232,7 +265,7 @@ def sum_before(x, C: tl.constexpr, P: tl.constexpr):
 
 
 @triton.jit
-def load_sum(start, part, count, stride, columns, width, held, C: tl.constexpr, F: tl.constexpr):
+def load_sum(start, part, count, stride, columns, width: tl.constexpr, held, C: tl.constexpr, F: tl.constexpr):
     """The sum of `count` tiles [C, X], each `part` entries after the one before."""
     total = load_rows(start, stride, columns, width, held, C).to(F)
     for i in range(1, count):
@@ -263,7 +296,7 @@ def _load_scores(start, stride, first, held, X: tl.constexpr, BX: tl.constexpr, 
 
 @triton.jit
 def slot_weights(x, columns, width, top, total, READOUT: tl.constexpr, F: tl.constexpr):
-    """Queries [C, X] as they are, or slot scores turned into weights; `top` and `total` are those of `softmax_scale`."""
+    """Queries [C, X] as they are, or slot scores turned into weights; `top` and `total` are from `softmax_scale`."""
     if READOUT == "softmax":
         x = tl.where((columns < width)[None, :], tl.exp(x.to(F) - top[:, None]) / total[:, None], 0.0)
     elif READOUT != "none":

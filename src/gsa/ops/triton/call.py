@@ -1,0 +1,126 @@
+"""What all kernels of one call share: how it is cut, how products are computed, and what is gated.
+
+Shape letters: B batch, T time, H key/value heads, R queries per key/value head, C tokens of a chunk, X features.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gsa.ops.layout import sequence_count
+from gsa.ops.operators import Shape
+from gsa.ops.state import compute_dtype
+from gsa.ops.triton import plan
+from gsa.ops.triton.inside import weigh_chunks
+from gsa.ops.triton.launch import launch, target_of
+from gsa.ops.triton.parts import add_parts
+from gsa.ops.triton.segments import Segments, counts, segments
+
+
+class Call:
+    """What all kernels of one call share: how it is cut, and how products are computed."""
+
+    def __init__(self, q: Tensor, v: Tensor, cu_seqlens: Tensor | None, H: int):
+        self.B, self.T, self.cu_seqlens, self.device = q.shape[0], q.shape[1], cu_seqlens, q.device
+        self.H, self.R, self.N = H, q.shape[2] // H, sequence_count(q, cu_seqlens)
+        self.tokens = self.B * self.T
+        self.dtype, self.sums = q.dtype, compute_dtype(q.dtype)
+        self.target = target_of(q.device)
+        self.chunk = plan.settings(self.target, q.dtype).chunk
+        self.segment = plan.segment_length(self.target, self.tokens, H, max(q.shape[3], v.shape[3]))
+
+    def kept_shape(self, keep: str, rows: int, columns: int) -> Shape:
+        """Of the states kept for backward: before segments, if there are several, or before chunks."""
+        packed = None if self.cu_seqlens is None else self.N
+        size, chunks = counts(self.B, self.T, packed, self.segment, self.chunk)
+        count = {"nothing": 0, "marks": 0 if self.segment >= self.T else size, "states": chunks}[keep]
+        return (count, self.H, rows, columns)
+
+    @cached_property
+    def segments(self) -> Segments:
+        return segments(self.B, self.T, self.cu_seqlens, self.device, self.segment, self.chunk)
+
+    @property
+    def products(self) -> dict[str, Any]:
+        """Arguments of kernels that multiply."""
+        return {"P": plan.precision(self.target, self.dtype), **self.sizes}
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """Arguments of all kernels."""
+        import triton.language as tl
+
+        return {"C": self.chunk, "F": tl.float64 if self.sums == torch.float64 else tl.float32}
+
+    def empty(self, *shape: int) -> Tensor:
+        """In the dtype of sums."""
+        return torch.empty(shape, dtype=self.sums, device=self.device)
+
+    def late(self, width: int) -> Tensor:
+        return self.empty(self.B, self.T, self.H * self.R, width)
+
+    def parts(self, count: int, out: Tensor) -> Tensor:
+        """Where tiles leave their parts of a result: in place, if there is but one."""
+        return out if count == 1 else self.empty(count, *out.shape)
+
+
+class Early(NamedTuple):
+    """Keys or values on the way to the end of their chunk."""
+
+    raw: Tensor | None
+    """[B, T, H, X]; None for 1 - exp(g)."""
+    g: Tensor | None
+    """Log gates [B, T, H, X] or [B, T, H, 1]; None for none."""
+    weighted: Tensor
+    """[B, T, H, X]: decayed until the end of the chunk."""
+    decay: Tensor | None
+    """Sums of the gates of chunks [chunks, H, X]."""
+
+
+def early(call: Call, raw: Tensor | None, g: Tensor | None, width: int) -> Early:
+    """Keys or values, gated or not."""
+    if g is None:
+        assert raw is not None
+        return Early(raw, g, raw, None)
+    weighted = call.empty(call.B, call.T, call.H, width)
+    chunks = call.segments.chunks
+    decay = call.empty(chunks.shape[0], call.H, width)
+    tiles = plan.inside(call.target, call.dtype, width, "weigh")
+    launch(
+        weigh_chunks,
+        chunks.shape[0] * call.H * -(-width // tiles.width),
+        tiles.warps,
+        tiles.stages,
+        y=raw,
+        g=g,
+        weighted=weighted,
+        decay=decay,
+        chunks=chunks,
+        H=call.H,
+        X=width,
+        GX=g.shape[3],
+        FROM_GATE=raw is None,
+        BX=tiles.width,
+        **call.sizes,
+    )
+    return Early(raw, g, weighted, decay)
+
+
+def add(parts: Tensor, out: Tensor) -> None:
+    """Adds the parts up to `out`, unless it is the only part."""
+    if parts is not out:
+        launch(
+            add_parts,
+            -(-out.numel() // plan.ADDED_AT_ONCE),
+            4,
+            1,
+            parts=parts,
+            out=out,
+            entries=out.numel(),
+            count=parts.shape[0],
+            BLOCK=plan.ADDED_AT_ONCE,
+        )

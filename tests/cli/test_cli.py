@@ -30,7 +30,10 @@ def run(capsys: pytest.CaptureFixture, *args: str) -> tuple[int, str, str]:
         (("import", "--help"), ["flash-linear-attention", "path", "out"]),
         (("bench", "--help"), ["ops", "linear", "train"]),
         (("bench", "train", "--help"), ["--lengths", "--mixers", "--rounds", "with commas between"]),
-        (("bench", "ops", "--help"), ["--quick", "--threads", "--backend", "--json", "--no-json", "softmax attention"]),
+        (
+            ("bench", "ops", "--help"),
+            ["--device", "--quick", "--threads", "--backend", "--no-json", "softmax attention"],
+        ),
     ],
 )
 def test_help(capsys: pytest.CaptureFixture, args: tuple[str, ...], expected: list[str]) -> None:

@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from gsa.errors import GSAError
-from gsa.ops import backends, check_values, selective_scan
+from gsa.errors import BackendUnavailable, GSAError
+from gsa.ops import backends, check_values, registry, selective_scan
 from gsa.ops import selective_scan_chunk as chunk_form
 from gsa.ops.native import library
 from tests.ops.cases import Tensors, assert_close, in_double, relative_error, with_gradients
 
-ENGINES = [name for name, reason in backends().items() if name != "reference" and reason is None]
+# The engine for GPUs has no such operation.
+ENGINES = [name for name, reason in backends().items() if name not in ("reference", "triton") and reason is None]
 every_engine = pytest.mark.parametrize("engine", ENGINES)
 NAMES = ("u", "dt", "A", "B", "C")
 
@@ -493,3 +494,12 @@ def test_values_are_checked_when_asked() -> None:
     x["A"][1, 2] = 0.25
     with check_values(), pytest.raises(GSAError, match=r"A is a decay, at most 0, but its largest value is 0\.25"):
         selective_scan(**x)
+
+
+def test_an_engine_without_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = [torch.ones(1, 2, 3), torch.ones(1, 2, 3), -torch.ones(3, 4), torch.ones(1, 2, 4), torch.ones(1, 2, 4)]
+    with pytest.raises(BackendUnavailable, match="selective_scan: the engine 'triton' has no such operation"):
+        selective_scan(*x, backend="triton")
+    monkeypatch.setitem(registry.PREFERENCE, "cpu", ("triton", "chunk"))
+    assert registry.engine_name("auto", torch.device("cpu")) == "triton"
+    assert registry.engine_name("auto", torch.device("cpu"), "selective_scan") == "chunk"

@@ -88,7 +88,7 @@ TABLE: dict[tuple[str, str], Settings] = {
     ),
     ("ampere", "fp16"): Settings(
         chunk=16,
-        tiles={"read": (64, 8, 2), "walk": (64, 8, 2), "differentiate": (32, 8, 2), "join": (64, 4, 1)},
+        tiles={"read": (128, 8, 2), "walk": (128, 8, 2), "differentiate": (32, 8, 2), "join": (64, 4, 1)},
         blocks=_BLOCKS,
     ),
     ("ampere", "fp32"): Settings(
@@ -102,7 +102,7 @@ TABLE: dict[tuple[str, str], Settings] = {
         blocks={"weigh": (32, 4), "score": (32, 4), "mix": (32, 4), "finish": (32, 4)},
     ),
     ("amd", "fp16"): Settings(
-        chunk=64,
+        chunk=32,
         tiles={"read": (128, 4, 1), "walk": (128, 4, 1), "differentiate": (64, 4, 1), "join": (64, 4, 1)},
         blocks={"weigh": (32, 4), "score": (32, 4), "mix": (32, 4), "finish": (32, 4)},
     ),

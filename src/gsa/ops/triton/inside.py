@@ -160,9 +160,9 @@ def mix_chunks(
         early = one_minus_exp(gate)
     else:
         early = load_rows(y + (t * H + h) * X, H * X, columns, X, held, C).to(F)
-    place = t * H * R + head
+    place, part = t * H * R + head, (t * 0 + tokens) * H * X  # in 64 bits, as t is
     A = scaled(load_square(pairs + place * C, H * R * C, held, C), scale)
-    found = load_sum(read + place * X, tokens * H * R * X, count, H * R * X, columns, X, held, C, F) * tl.exp(until)
+    found = load_sum(read + place * X, part * R, count, H * R * X, columns, X, held, C, F) * tl.exp(until)
     found += mix(A, early, gate, until, held, C, P, F)
     store_rows(out + place * X, H * R * X, columns, X, held, found, C)
 
@@ -213,6 +213,7 @@ def finish_chunks(
     chunk = (program // (H * blocks)).to(tl.int64)
     t = tl.load(chunks + 2 * chunk)
     held = tl.load(chunks + 2 * chunk + 1).to(tl.int32)
+    part = (t * 0 + tokens) * H * X  # in 64 bits, as t is
     gates = g + (t * H + h) * GX
     gate, until = load_gates(gates, H * GX, columns, X, held, GX != X, C, F)
     if FROM_GATE:
@@ -240,7 +241,7 @@ def finish_chunks(
         d_late, found_gate = late_gradient(A, late, early, gate, until, held, C, P, F)
         d_gate += found_gate
         # What was written before the chunk and is read here.
-        found = load_sum(dx_read + place * X, tokens * H * R * X, dx_count, H * R * X, columns, X, held, C, F) * tl.exp(
+        found = load_sum(dx_read + place * X, part * R, dx_count, H * R * X, columns, X, held, C, F) * tl.exp(
             until
         )
         d_gate += tl.cumsum(late * found, 0, reverse=True)
@@ -248,7 +249,7 @@ def finish_chunks(
             store_rows(dx + place * X, H * R * X, columns, X, held, d_late + found, C)
 
     # What is written here and read after the chunk.
-    found = load_sum(dy_read + (t * H + h) * X, tokens * H * X, dy_count, H * X, columns, X, held, C, F)
+    found = load_sum(dy_read + (t * H + h) * X, part, dy_count, H * X, columns, X, held, C, F)
     found *= tl.exp(gates_after(gates, H * GX, columns, X, held, GX != X, C, F))
     d_early += found
     d_gate += sum_before(early * found, C, P)

@@ -31,6 +31,14 @@ def kept_shape(
     return Call(q, v, cu_seqlens, heads).kept_shape(keep, rows, columns)
 
 
+def _scaled_before(q: Tensor, scale: float) -> tuple[Tensor, float, float]:
+    """Queries and their scale, before a call and after it: in fp64 it comes before.
+
+    Numbers reach a kernel in single precision.
+    """
+    return (q * scale, 1.0, scale) if q.dtype == torch.float64 else (q, scale, 1.0)
+
+
 def gla_forward(
     q: Tensor,
     k: Tensor,
@@ -43,6 +51,7 @@ def gla_forward(
     keep: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """o [B, T, HQ, V], final states [N, H, K, V], kept states."""
+    q, scale, _ = _scaled_before(q, scale)
     x = _linear_pass(q, k, v, gk, gv, cu_seqlens, scale)
     return x.forward(_dense(initial), keep, q.new_empty(*q.shape[:3], v.shape[3]))
 
@@ -79,12 +88,13 @@ def gla_backward(
     keep: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor]:
     """Gradients of q, k, v, gk, gv and the initial states."""
+    q, scale, after = _scaled_before(q, scale)
     x = _linear_pass(q, k, v, gk, gv, cu_seqlens, scale)
     dq, dk, dv = map(_like, (q, k, v))
     dgk, dgv = (None if g is None else _like(g) for g in (gk, gv))
     grads = Gradients(dq, dk, dv, dgk, dgv)
     dinitial = backward(x, do.contiguous(), _dense(dfinal), _dense(initial), kept, keep, grads)
-    return dq, dk, dv, dgk, dgv, dinitial
+    return dq if after == 1 else dq * after, dk, dv, dgk, dgv, dinitial
 
 
 def _slot_passes(
@@ -120,6 +130,7 @@ def gsa_forward(
     keep: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """o [B, T, HQ, V], both final memories, slot scores [B, T, HQ, M] and kept states of both passes."""
+    q, scale, _ = _scaled_before(q, scale)
     slots = Call(q, v, cu_seqlens, k.shape[2]).late(g.shape[3])
     find, fetch = _slot_passes(q, k, v, g, s, slots, cu_seqlens, scale, readout)
     _, final_k, kept_k = find.forward(_dense(initial_k), keep, slots)
@@ -147,6 +158,7 @@ def gsa_backward(
     keep: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor, Tensor]:
     """Gradients of q, k, v, g, s and both initial memories."""
+    q, scale, after = _scaled_before(q, scale)
     find, fetch = _slot_passes(q, k, v, g, s, slots, cu_seqlens, scale, readout)
     call, M = fetch.call, g.shape[3]
     dweights, dgate = call.late(M), call.empty(*g.shape)
@@ -175,4 +187,4 @@ def gsa_backward(
     find = replace(find, scale=1.0)  # dslots has it already
     grads = Gradients(dq, dk, ds, None, dg, dwrite, dgate)
     dinitial_k = backward(find, dslots, _dense(dfinal_k), _dense(initial_k), kept_k, keep, grads)
-    return dq, dk, dv, dg, ds, dinitial_k, dinitial_v
+    return dq if after == 1 else dq * after, dk, dv, dg, ds, dinitial_k, dinitial_v

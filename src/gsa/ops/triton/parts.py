@@ -16,8 +16,9 @@ def add_parts(parts, out, entries, count, BLOCK: tl.constexpr):
     """out [entries] is the sum of the parts, always in the same order."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     total = tl.load(parts + at, mask=at < entries, other=0.0)
-    for part in range(1, count):
-        total += tl.load(parts + part * entries + at, mask=at < entries, other=0.0)
+    for _ in range(1, count):
+        parts += entries  # not a multiple of it, which 32 bits may not hold
+        total += tl.load(parts + at, mask=at < entries, other=0.0)
     tl.store(out + at, total.to(out.dtype.element_ty), mask=at < entries)
 
 

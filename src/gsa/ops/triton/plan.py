@@ -153,13 +153,13 @@ def stored_states(dtype: torch.dtype) -> torch.dtype:
 
 
 def segment_length(target: Target, tokens: int, heads: int, width: int) -> int:
-    """Tokens of a segment: a power of two that leaves most processors a program, if there is the work.
+    """Tokens of a segment: the longest power of two that leaves most processors a program.
 
     From shapes alone, for a compiler must know it, too; `width` is that of the wider side.
     """
     programs = tokens * heads * -(-width // 128)
     length = MIN_SEGMENT
-    while target.processors * length < programs:
+    while programs >= 0.8 * target.processors * 2 * length:
         length *= 2
     return length
 

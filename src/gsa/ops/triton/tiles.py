@@ -268,8 +268,9 @@ def sum_before(x, C: tl.constexpr, P: tl.constexpr):
 def load_sum(start, part, count, stride, columns, width: tl.constexpr, held, C: tl.constexpr, F: tl.constexpr):
     """The sum of `count` tiles [C, X], each `part` entries after the one before."""
     total = load_rows(start, stride, columns, width, held, C).to(F)
-    for i in range(1, count):
-        total += load_rows(start + i * part, stride, columns, width, held, C).to(F)
+    for _ in range(1, count):
+        start += part
+        total += load_rows(start, stride, columns, width, held, C).to(F)
     return total
 
 

@@ -1,0 +1,152 @@
+"""What is particular to the GPU engine: many tiles, its plans, and where it runs."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from gsa.errors import BackendUnavailable, GSAError
+from gsa.ops import SlotState, gated_slot_attention, registry
+from gsa.ops.triton import availability, plan
+from gsa.ops.triton.launch import TARGETS, Target, recording
+from tests.ops.cases import Case, assert_close, linear_inputs, linear_results, slot_inputs, slot_results
+
+SIDES = {
+    "key": ("key", None),
+    "value": (None, "value"),
+    "both": ("key", "value"),
+    "head": ("head", None),
+    "neither": (None, None),
+}
+
+
+@pytest.fixture
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles of 16 by 32 and chunks of 16: small tensors have many of both, on both sides of the state."""
+    monkeypatch.setattr(plan, "NARROW", 16)
+    for key, found in plan.TABLE.items():
+        tiles = {kind: (32, *rest) for kind, (_, *rest) in found.tiles.items()}
+        blocks = {kind: (16, warps) for kind, (_, warps) in found.blocks.items()}
+        monkeypatch.setitem(plan.TABLE, key, plan.Settings(16, tiles, blocks))
+
+
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(B=1, T=40, H=1, K=60, V=44, M=20),
+        Case(B=1, T=20, H=1, R=2, K=20, V=17, M=40, gate="some reset", write=True, recompute=False),
+        Case(H=1, K=36, V=36, M=33, lengths=(20, 0, 17), gate="fast", readout="swish", scale=None),
+    ],
+    ids=str,
+)
+def test_slot_attention_in_many_tiles(case: Case) -> None:
+    inputs = slot_inputs(case)
+    assert_close(slot_results(case, inputs, "triton"), slot_results(case, inputs, "reference"), torch.float64)
+
+
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("sides", SIDES)
+@pytest.mark.parametrize("segment", [512, 32])
+def test_linear_attention_in_many_tiles(sides: str, segment: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "segment_length", lambda *sizes: segment)
+    case = Case(B=1, T=50, H=1, R=2, K=36, V=44, gate="fast", scale=0.3)
+    inputs = linear_inputs(case, *SIDES[sides])
+    assert_close(linear_results(case, inputs, "triton"), linear_results(case, inputs, "reference"), torch.float64)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gate", ["paper", "some reset"])
+def test_the_heads_of_the_paper(gate: str) -> None:
+    """Heads of 512 with 64 slots, with the tiles they have on a GPU, in bf16 and fp32."""
+    for dtype in (torch.float32, torch.bfloat16):
+        case = Case(B=1, T=130, H=1, K=512, V=512, M=64, gate=gate, scale=0.05)
+        inputs = slot_inputs(case, dtype)
+        exact = slot_results(case, {name: t.double() for name, t in inputs.items()}, "reference")
+        found = slot_results(case, inputs, "triton")
+        if dtype == torch.float32:
+            assert_close(found, exact, dtype)
+        else:
+            for name, value in found.items():
+                rounded = (exact[name].to(value.dtype).double() - exact[name]).norm()
+                limit = max(2 * rounded, 1e-5 * exact[name].norm())
+                assert (value.double() - exact[name]).norm() <= limit, name
+
+
+def test_packed_sequences_that_change_in_place() -> None:
+    """The cut of a tensor of bounds is remembered, and forgotten with its values."""
+    case = Case(H=1, initial=False, lengths=(30, 10))
+    x, bounds = slot_inputs(case), torch.tensor([0, 30, 40])
+    args = [x[n] for n in "qkvg"]
+    first, _ = gated_slot_attention(*args, cu_seqlens=bounds, backend="triton")
+    again, _ = gated_slot_attention(*args, cu_seqlens=bounds, backend="triton")
+    assert torch.equal(first, again)
+    bounds[1] = 12
+    changed, _ = gated_slot_attention(*args, cu_seqlens=bounds, backend="triton")
+    expected, _ = gated_slot_attention(*args, cu_seqlens=bounds, backend="reference")
+    torch.testing.assert_close(changed, expected)
+    bounds[1] = 41
+    with pytest.raises(GSAError, match="must not decrease"):
+        gated_slot_attention(*args, cu_seqlens=bounds, backend="triton")
+
+
+def test_grids_have_one_dimension_and_nothing_is_atomic() -> None:
+    sources = [path.read_text() for path in Path(plan.__file__).parent.glob("*.py")]
+    assert not any("atomic_" in source for source in sources)
+    from gsa.ops.triton.kernels import gsa_forward
+
+    # More than 2**32 entries in q, and more than 65535 programs.
+    q = torch.empty(64, 65536, 8, 256, dtype=torch.bfloat16, device="meta")
+    g = torch.empty(64, 65536, 8, 64, device="meta")
+    with recording(TARGETS["sm_90"]) as launches:
+        gsa_forward(q, q, q, g, None, None, None, None, 1.0, "softmax", "marks")
+    assert all(isinstance(x.programs, int) and 0 < x.programs < 2**31 for x in launches)
+    assert max(x.programs for x in launches) > 65535
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
+def test_long_and_short_sequences_fill_the_processors(target: Target) -> None:
+    """At the paper's sizes: one segment for each of many sequences, several for one long sequence."""
+    for B, T in ((8, 2048), (4, 4096), (2, 8192), (1, 16384)):
+        length = plan.segment_length(target, B * T, 4, 512)
+        assert length >= plan.MIN_SEGMENT
+        programs = B * -(-T // length) * 4 * 4
+        assert programs >= 0.8 * target.processors
+
+
+def test_it_is_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET")
+    x = slot_inputs(Case(T=3))
+    with pytest.raises(BackendUnavailable, match="NVIDIA and AMD GPUs, not on cpu"):
+        gated_slot_attention(*(x[n] for n in "qkvg"), backend="triton")
+    assert registry.engine_name("auto", torch.device("cuda")) == "triton"
+    assert registry.engine_name("auto", torch.device("cpu")) != "triton"
+    monkeypatch.setattr(availability, "find_spec", lambda name: None)
+    assert "not installed" in (availability.unavailable(torch.device("cuda")) or "")
+    assert registry.engine_name("auto", torch.device("cuda")) == "chunk"
+
+
+def test_without_the_interpreter_nothing_is_imported() -> None:
+    code = "import sys, gsa.ops; print(gsa.ops.backends()['triton']); assert 'triton' not in sys.modules"
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert "GPU" in run.stdout or run.stdout == "None\n"
+
+
+def test_an_empty_sequence_keeps_its_state() -> None:
+    case = Case(H=1, lengths=(0, 5, 0))
+    x = slot_inputs(case)
+    state = SlotState(x["state_k"], x["state_v"])
+    _, final = gated_slot_attention(
+        *(x[n] for n in "qkvg"),
+        initial_state=state,
+        output_final_state=True,
+        cu_seqlens=case.packed().cu_seqlens,
+        backend="triton",
+    )
+    assert final is not None
+    for before, after in zip(state, final, strict=True):
+        assert torch.equal(before[[0, 2]], after[[0, 2]])

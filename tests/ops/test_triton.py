@@ -10,10 +10,11 @@ import torch
 
 from gsa.errors import BackendUnavailable, GSAError
 from gsa.ops import SlotState, gated_slot_attention, registry
-from gsa.ops.triton import availability, plan
+from gsa.ops.triton import availability, plan, segments
 from gsa.ops.triton.launch import TARGETS, Target, recording
 from tests.ops.cases import Case, assert_close, linear_inputs, linear_results, slot_inputs, slot_results
 
+OPCHECKS = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
 SIDES = {
     "key": ("key", None),
     "value": (None, "value"),
@@ -33,6 +34,7 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(plan.TABLE, key, plan.Settings(16, tiles, blocks))
 
 
+@pytest.mark.any_device
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize(
     "case",
@@ -48,6 +50,7 @@ def test_slot_attention_in_many_tiles(case: Case) -> None:
     assert_close(slot_results(case, inputs, "triton"), slot_results(case, inputs, "reference"), torch.float64)
 
 
+@pytest.mark.any_device
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("sides", SIDES)
 @pytest.mark.parametrize("segment", [512, 32])
@@ -58,6 +61,7 @@ def test_linear_attention_in_many_tiles(sides: str, segment: int, monkeypatch: p
     assert_close(linear_results(case, inputs, "triton"), linear_results(case, inputs, "reference"), torch.float64)
 
 
+@pytest.mark.any_device
 @pytest.mark.slow
 @pytest.mark.parametrize("gate", ["paper", "some reset"])
 def test_the_heads_of_the_paper(gate: str) -> None:
@@ -76,10 +80,12 @@ def test_the_heads_of_the_paper(gate: str) -> None:
                 assert (value.double() - exact[name]).norm() <= limit, name
 
 
+@pytest.mark.any_device
 def test_packed_sequences_that_change_in_place() -> None:
     """The cut of a tensor of bounds is remembered, and forgotten with its values."""
     case = Case(H=1, initial=False, lengths=(30, 10))
-    x, bounds = slot_inputs(case), torch.tensor([0, 30, 40])
+    x = slot_inputs(case)
+    bounds = torch.tensor([0, 30, 40], device=x["q"].device)
     args = [x[n] for n in "qkvg"]
     first, _ = gated_slot_attention(*args, cu_seqlens=bounds, backend="triton")
     again, _ = gated_slot_attention(*args, cu_seqlens=bounds, backend="triton")
@@ -91,6 +97,42 @@ def test_packed_sequences_that_change_in_place() -> None:
     bounds[1] = 41
     with pytest.raises(GSAError, match="must not decrease"):
         gated_slot_attention(*args, cu_seqlens=bounds, backend="triton")
+
+
+@pytest.mark.parametrize(("B", "T"), [(3, 130), (2, 64), (1, 1), (2, 0), (0, 5)])
+@pytest.mark.parametrize("segment", [64, 512])
+def test_rows_are_cut_like_sequences(B: int, T: int, segment: int) -> None:
+    """The tables that are made on the device are those that are made from a list of sequences."""
+    made = segments.rows(B, T, torch.device("cpu"), segment, 16)
+    bounds = [(0, b * T, (b + 1) * T) for b in range(B)]
+    for ours, theirs in zip(made, segments.cut(bounds, torch.device("cpu"), segment, 16, segment >= T), strict=True):
+        assert ours is theirs if isinstance(ours, bool) else torch.equal(ours, theirs)
+
+
+def test_bounds_are_cut_for_every_device() -> None:
+    bounds = torch.tensor([0, 3, 5])
+    here = segments.segments(1, 5, bounds, torch.device("cpu"), 512, 64)
+    assert segments.segments(1, 5, bounds, torch.device("cpu"), 512, 64) is here
+    there = segments.segments(1, 5, bounds, torch.device("cpu", 0), 512, 64)
+    assert there is not here
+
+
+def test_gradients_lie_as_compilers_expect() -> None:
+    """Also of inputs that are not dense: as torch.empty_like would lie."""
+    x = slot_inputs(Case(T=5, initial=False, write=True))
+    q, k, v, g, s = (x[n].transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for n in "qkvgs")
+    slots = (q, k, v, g, s, None, None, None, 1.0, "softmax", "marks")
+    torch.library.opcheck(torch.ops.gsa.triton_gsa.default, slots, test_utils=OPCHECKS)
+    torch.library.opcheck(
+        torch.ops.gsa.triton_gla.default, (q, k, v, None, None, None, None, 0.5, "marks"), test_utils=OPCHECKS
+    )
+    *_, scores, kept_k, kept_v = torch.ops.gsa.triton_gsa(*slots)
+    grads = torch.ops.gsa.triton_gsa_backward(
+        torch.ones_like(v), None, None, *(t.detach() for t in (q, k, v, g, s)), *[None] * 3, scores.detach(),
+        kept_k.detach(), kept_v.detach(), 1.0, "softmax", "marks"
+    )  # fmt: skip
+    for t, grad in zip((q, k, v, g, s), grads, strict=False):
+        assert grad.stride() == torch.empty_like(t).stride()
 
 
 def test_grids_have_one_dimension_and_nothing_is_atomic() -> None:
@@ -107,7 +149,7 @@ def test_grids_have_one_dimension_and_nothing_is_atomic() -> None:
     assert max(x.programs for x in launches) > 65535
 
 
-@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
+@pytest.mark.parametrize("target", TARGETS.values(), ids=str)
 def test_long_and_short_sequences_fill_the_processors(target: Target) -> None:
     """At the paper's sizes: one segment for each of many sequences, several for one long sequence."""
     for B, T in ((8, 2048), (4, 4096), (2, 8192), (1, 16384)):
@@ -136,6 +178,7 @@ def test_without_the_interpreter_nothing_is_imported() -> None:
     assert "GPU" in run.stdout or run.stdout == "None\n"
 
 
+@pytest.mark.any_device
 def test_an_empty_sequence_keeps_its_state() -> None:
     case = Case(H=1, lengths=(0, 5, 0))
     x = slot_inputs(case)

@@ -172,6 +172,14 @@ def define(name: str, operation: str, inputs: str, outputs: int, compute: Callab
     return torch.library.custom_op(f"gsa::{name}", run, mutates_args=(), schema=f"({inputs}) -> ({returns})")
 
 
+def laid_out_like(x: Tensor, gradient: Tensor) -> Tensor:
+    """The gradient of x as torch.empty_like(x) would lie, which is what compiled code expects."""
+    if x.is_contiguous() or x.shape[-1] <= 1:
+        return gradient
+    like = torch.empty_like(x)
+    return gradient if like.stride() == gradient.stride() else like.copy_(gradient)
+
+
 def _like(x: Tensor | None, q: Tensor) -> Tensor:
     return q.new_empty(0) if x is None else torch.empty_like(x)
 

@@ -16,7 +16,8 @@ from torch import Tensor
 from gsa.errors import GSAError
 from gsa.ops.layout import sequence_bounds, sequence_count
 from gsa.ops.native.library import library
-from gsa.ops.native.results import empty, empty_like, laid_out_like
+from gsa.ops.native.results import empty, empty_like
+from gsa.ops.operators import laid_out_like
 from gsa.ops.readout import READOUTS
 from gsa.ops.state import SlotState, compute_dtype
 

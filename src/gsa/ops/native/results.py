@@ -100,11 +100,3 @@ def empty_like(x: Tensor) -> Tensor:
         return empty(tuple(x.shape), x.dtype)
     like = torch.empty_like(x)  # keeps the order of the dimensions, if x has one
     return like if x.shape[-1] <= 1 or like.stride(-1) == 1 else empty(tuple(x.shape), x.dtype)
-
-
-def laid_out_like(x: Tensor, gradient: Tensor) -> Tensor:
-    """The gradient of x as torch.empty_like(x) would lie, which is what compiled code expects."""
-    if x.is_contiguous() or x.shape[-1] <= 1:
-        return gradient
-    like = torch.empty_like(x)
-    return gradient if like.stride() == gradient.stride() else like.copy_(gradient)

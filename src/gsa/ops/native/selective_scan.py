@@ -14,7 +14,8 @@ from torch import Tensor
 from gsa.ops.layout import sequence_count
 from gsa.ops.native.kernels import Call, CallShape, CallTensor, tensor_fields
 from gsa.ops.native.library import library
-from gsa.ops.native.results import empty, empty_like, laid_out_like
+from gsa.ops.native.results import empty, empty_like
+from gsa.ops.operators import laid_out_like
 from gsa.ops.state import compute_dtype
 
 CHUNK, PADDING = 64, 16

@@ -17,10 +17,17 @@ def unavailable(device: torch.device | None) -> str | None:
             return f"TRITON_INTERPRET=1 runs kernels on the CPU, and the tensors are on {device.type}"
         return None
     if device is not None and device.type == "cuda":
-        return None
+        return _too_old(device)
     if device is not None:
         return f"it runs on NVIDIA and AMD GPUs, not on {device.type} (TRITON_INTERPRET=1 runs it slowly on a CPU)"
     return None if torch.cuda.is_available() else "no NVIDIA or AMD GPU was found (TRITON_INTERPRET=1 runs it on a CPU)"
+
+
+def _too_old(device: torch.device) -> str | None:
+    if torch.version.hip is not None or not torch.cuda.is_available():
+        return None
+    major, minor = torch.cuda.get_device_capability(device)
+    return None if major >= 8 else f"it needs matrix units of compute capability 8.0, and {device} has {major}.{minor}"
 
 
 def interpreted() -> bool:

@@ -241,9 +241,7 @@ def finish_chunks(
         d_late, found_gate = late_gradient(A, late, early, gate, until, held, C, P, F)
         d_gate += found_gate
         # What was written before the chunk and is read here.
-        found = load_sum(dx_read + place * X, part * R, dx_count, H * R * X, columns, X, held, C, F) * tl.exp(
-            until
-        )
+        found = load_sum(dx_read + place * X, part * R, dx_count, H * R * X, columns, X, held, C, F) * tl.exp(until)
         d_gate += tl.cumsum(late * found, 0, reverse=True)
         if dx is not None:
             store_rows(dx + place * X, H * R * X, columns, X, held, d_late + found, C)

@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from gsa.ops.operators import Shape
+from gsa.ops.operators import Shape, laid_out_like
 from gsa.ops.triton.backward import Gradients, backward
 from gsa.ops.triton.call import Call, early
 from gsa.ops.triton.launch import launch
@@ -21,7 +21,7 @@ from gsa.ops.triton.parts import differentiate_readout
 from gsa.ops.triton.passes import Pass
 from gsa.ops.triton.plan import power_of_two
 
-ROWS_AT_ONCE = 16
+ENTRIES_AT_ONCE = 2048
 
 
 def kept_shape(
@@ -88,13 +88,15 @@ def gla_backward(
     keep: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor]:
     """Gradients of q, k, v, gk, gv and the initial states."""
-    q, scale, after = _scaled_before(q, scale)
-    x = _linear_pass(q, k, v, gk, gv, cu_seqlens, scale)
+    queries, scale, after = _scaled_before(q, scale)
+    x = _linear_pass(queries, k, v, gk, gv, cu_seqlens, scale)
     dq, dk, dv = map(_like, (q, k, v))
     dgk, dgv = (None if g is None else _like(g) for g in (gk, gv))
     grads = Gradients(dq, dk, dv, dgk, dgv)
     dinitial = backward(x, do.contiguous(), _dense(dfinal), _dense(initial), kept, keep, grads)
-    return dq if after == 1 else dq * after, dk, dv, dgk, dgv, dinitial
+    dq = dq if after == 1 else dq * after
+    dgk, dgv = (None if g is None or dg is None else laid_out_like(g, dg) for g, dg in ((gk, dgk), (gv, dgv)))
+    return laid_out_like(q, dq), laid_out_like(k, dk), laid_out_like(v, dv), dgk, dgv, dinitial
 
 
 def _slot_passes(
@@ -158,8 +160,8 @@ def gsa_backward(
     keep: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor, Tensor]:
     """Gradients of q, k, v, g, s and both initial memories."""
-    q, scale, after = _scaled_before(q, scale)
-    find, fetch = _slot_passes(q, k, v, g, s, slots, cu_seqlens, scale, readout)
+    queries, scale, after = _scaled_before(q, scale)
+    find, fetch = _slot_passes(queries, k, v, g, s, slots, cu_seqlens, scale, readout)
     call, M = fetch.call, g.shape[3]
     dweights, dgate = call.late(M), call.empty(*g.shape)
     dwrite = None if s is None else call.empty(*s.shape)
@@ -168,10 +170,11 @@ def gsa_backward(
     dinitial_v = backward(fetch, do.contiguous(), _dense(dfinal_v), _dense(initial_v), kept_v, keep, grads)
 
     dslots = torch.empty_like(slots)
-    rows = call.tokens * call.H * call.R
+    rows, BM = call.tokens * call.H * call.R, power_of_two(M)
+    at_once = max(1, min(16, ENTRIES_AT_ONCE // BM))
     launch(
         differentiate_readout,
-        -(-rows // ROWS_AT_ONCE),
+        -(-rows // at_once),
         4,
         1,
         slots=slots,
@@ -181,10 +184,13 @@ def gsa_backward(
         rows=rows,
         M=M,
         READOUT=readout,
-        ROWS=ROWS_AT_ONCE,
-        BM=power_of_two(M),
+        ROWS=at_once,
+        BM=BM,
     )
     find = replace(find, scale=1.0)  # dslots has it already
     grads = Gradients(dq, dk, ds, None, dg, dwrite, dgate)
     dinitial_k = backward(find, dslots, _dense(dfinal_k), _dense(initial_k), kept_k, keep, grads)
-    return dq if after == 1 else dq * after, dk, dv, dg, ds, dinitial_k, dinitial_v
+    dq = dq if after == 1 else dq * after
+    dq, dk, dv, dg = map(laid_out_like, (q, k, v, g), (dq, dk, dv, dg))
+    ds = None if s is None or ds is None else laid_out_like(s, ds)
+    return dq, dk, dv, dg, ds, dinitial_k, dinitial_v

@@ -100,7 +100,7 @@ def _device_target(index: int) -> Target:
     found = torch.cuda.get_device_properties(index)
     if torch.version.hip is not None:
         name = found.gcnArchName.split(":")[0]
-        return Target(name, "hip", name, 64, found.multi_processor_count, 64 << 10)
+        return Target(name, "hip", name, found.warp_size, found.multi_processor_count, 64 << 10)
     arch = found.major * 10 + found.minor
     shared = getattr(found, "shared_memory_per_block_optin", found.shared_memory_per_block)
     return Target(f"sm_{arch}", "cuda", arch, 32, found.multi_processor_count, shared)
@@ -113,6 +113,9 @@ def launch(kernel: Any, programs: int, warps: int, stages: int, **arguments: Any
     if _pretence.launches is not None:
         _pretence.launches.append(Launch(kernel, programs, arguments, warps, stages))
         return
+    # Triton 3.7 has no product of fp64 for AMD's matrix units, and fails unless told to do without.
+    double = str(arguments.get("F")) == "fp64" and torch.version.hip is not None
+    options = {"matrix_instr_nonkdim": 4} if double else {}
     tensor = next(x for x in arguments.values() if isinstance(x, torch.Tensor))
     with torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext():
-        kernel[(programs,)](**arguments, num_warps=warps, num_stages=stages)
+        kernel[(programs,)](**arguments, num_warps=warps, num_stages=stages, **options)

@@ -115,11 +115,11 @@ TABLE: dict[tuple[str, str], Settings] = {
 
 
 def settings(target: Target, dtype: torch.dtype) -> Settings:
-    """The entry of the table for a GPU, also for those that nobody has named: by maker and generation."""
+    """The entry of the table for a GPU; one that nobody has named takes the one that asks for least of its maker's."""
     if target.backend == "hip":
         kind = "amd"
     else:
-        kind = "ampere" if isinstance(target.arch, int) and target.arch < 90 else "hopper"
+        kind = "ampere" if target.backend == "cuda" and target.arch != 90 else "hopper"
     return TABLE[kind, {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(dtype, "fp32")]
 
 

@@ -5,7 +5,7 @@ Shape letters: B batch, T time, N sequences.
 
 from __future__ import annotations
 
-from functools import lru_cache
+import threading
 from typing import NamedTuple
 
 import torch
@@ -38,6 +38,7 @@ def counts(B: int, T: int, sequences: int | None, segment: int, chunk: int) -> t
 
 # A table per tensor of bounds: reading them waits for the GPU, and every layer of a model passes the same tensor.
 _packed: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+_lock = threading.Lock()  # autograd calls from threads of its own
 
 
 def segments(B: int, T: int, cu_seqlens: Tensor | None, device: torch.device, segment: int, chunk: int) -> Segments:
@@ -50,24 +51,37 @@ def segments(B: int, T: int, cu_seqlens: Tensor | None, device: torch.device, se
         )
         return Segments(table, firsts, pieces, segment >= T)
     if cu_seqlens is None:
-        return _rows(B, T, device, segment, chunk)
+        return rows(B, T, device, segment, chunk)
     if cu_seqlens.is_inference():  # nobody counts its changes
-        return _cut(sequence_bounds(B, T, cu_seqlens), device, segment, chunk, segment >= T)
-    key = (cu_seqlens._version, T, segment, chunk)
-    known = _packed.setdefault(cu_seqlens, {})
-    if key not in known:
-        if len(known) > 8:  # of changes in place
-            known.clear()
-        known[key] = _cut(sequence_bounds(B, T, cu_seqlens), device, segment, chunk, segment >= T)
-    return known[key]
+        return cut(sequence_bounds(B, T, cu_seqlens), device, segment, chunk, segment >= T)
+    key = (cu_seqlens._version, T, device, segment, chunk)
+    with _lock:
+        known = _packed.setdefault(cu_seqlens, {})
+        if key not in known:
+            if len(known) > 8:  # of changes in place
+                known.clear()
+            known[key] = cut(sequence_bounds(B, T, cu_seqlens), device, segment, chunk, segment >= T)
+        return known[key]
 
 
-@lru_cache(maxsize=64)
-def _rows(B: int, T: int, device: torch.device, segment: int, chunk: int) -> Segments:
-    return _cut([(0, b * T, (b + 1) * T) for b in range(B)], device, segment, chunk, segment >= T)
+def rows(B: int, T: int, device: torch.device, segment: int, chunk: int) -> Segments:
+    """Those of B rows, made on the device: nothing is copied there, so that a CUDA graph can hold it."""
+    per_row, chunks = max(1, -(-T // segment)), -(-T // chunk)
+    row = torch.arange(B, device=device)[:, None]
+    start = torch.arange(per_row, device=device)[None] * segment
+    table = (row, row * T + start, row * T + (start + segment).clamp(max=T), row * chunks + start // chunk)
+    first = torch.arange(chunks, device=device)[None] * chunk
+    pieces = (row * T + first, (T - first).clamp(max=chunk))
+    return Segments(
+        torch.stack([x.expand(B, per_row) for x in table], -1).view(-1, 4),
+        torch.arange(B + 1, device=device) * per_row,
+        torch.stack([x.expand(B, chunks) for x in pieces], -1).view(-1, 2),
+        segment >= T,
+    )
 
 
-def _cut(bounds: list[tuple[int, int, int]], device: torch.device, segment: int, chunk: int, whole: bool) -> Segments:
+def cut(bounds: list[tuple[int, int, int]], device: torch.device, segment: int, chunk: int, whole: bool) -> Segments:
+    """Those of sequences (row, start, stop)."""
     table: list[tuple[int, int, int, int]] = []
     chunks: list[tuple[int, int]] = []
     firsts = [0]

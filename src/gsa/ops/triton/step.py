@@ -82,6 +82,7 @@ def one_token(
         key = tl.load(k + row * k_row + head * k_head + features, mask=features < K, other=0.0).to(sums)
         memory = tl.load(before_k + place, mask=inside, other=0.0).to(sums)
         memory = memory * decay[None, :] + key[:, None] * write[None, :]
+        tl.debug_barrier()  # of a small tile several warps hold the same entries: none may write before all have read
         tl.store(after_k + place, memory, mask=inside)
         query = tl.load(
             q + row * q_row + (head * R + queries)[:, None] * q_head + features[None, :],
@@ -98,6 +99,7 @@ def one_token(
         value = tl.load(v + row * v_row + head * v_head + features, mask=features < V, other=0.0).to(sums)
         memory = tl.load(before_v + place, mask=inside, other=0.0).to(sums)
         memory = memory * decay[:, None] + write[:, None] * value[None, :]
+        tl.debug_barrier()  # of a small tile several warps hold the same entries: none may write before all have read
         tl.store(after_v + place, memory, mask=inside)
         tl.store(
             o + (program * R + queries)[:, None] * V + features[None, :],

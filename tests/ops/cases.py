@@ -93,10 +93,11 @@ class Case:
 
 
 def light(case: Case, engine: str) -> Case:
-    """The case, for kernels that are interpreted: one row in place of several, few chunks, one head if it is packed."""
+    """The case, for kernels that are interpreted: one row in place of several, few chunks, one head unless plain."""
     if engine != INTERPRETED:
         return case
-    return replace(case, B=min(case.B, 1), T=min(case.T, 80), H=case.H if case.lengths is None else 1)
+    plain = case.lengths is None and case.gate == "paper"
+    return replace(case, B=min(case.B, 1), T=min(case.T, 80), H=case.H if plain else 1)
 
 
 def tiny(case: Case, engine: str) -> Case:

@@ -15,7 +15,7 @@ def _prepared() -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before those that are slow are left out
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Interpreted kernels take seconds a case: `make test` leaves out fp32 where fp64, which asks for more, is tested."""
+    """Interpreted kernels take seconds a case: `make test` leaves out fp32 where fp64, which asks more, is tested."""
     for item in items:
         if interpreted() and isinstance(item, pytest.Function) and hasattr(item, "callspec"):
             given = item.callspec.params

@@ -20,7 +20,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if interpreted() and isinstance(item, pytest.Function) and hasattr(item, "callspec"):
             given = item.callspec.params
             again = item.originalname == "test_linear_attention" or (
-                item.originalname == "test_slot_attention" and not given["name"].startswith("gate: ")
+                item.originalname == "test_slot_attention" and not given.get("name", "gate: ").startswith("gate: ")
             )
-            if again and given["engine"] == "triton" and given["dtype"] == torch.float32:
+            if again and given.get("engine") == "triton" and given.get("dtype") == torch.float32:
                 item.add_marker(pytest.mark.slow)

@@ -54,7 +54,7 @@ def _same_start() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _fresh_scratch() -> None:
     """Working memory of an earlier test must not hide a read of what was never written."""
-    from gsa.ops import scratch
+    from gsa.ops.chunk import scratch
 
     scratch._scratches.held.clear()
 
@@ -62,6 +62,6 @@ def _fresh_scratch() -> None:
 @pytest.fixture
 def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cuts even short sequences into many segments, and keeps states in more than one place."""
-    monkeypatch.setattr("gsa.ops.layout.SEGMENT_ELEMENTS", 4096)
-    monkeypatch.setattr("gsa.ops.native.kernels.MARK_CHUNKS", 2)
+    monkeypatch.setattr("gsa.ops.chunk.grid.SEGMENT_ELEMENTS", 4096)
+    monkeypatch.setattr("gsa.ops.native.arguments.MARK_CHUNKS", 2)
     monkeypatch.setattr("gsa.ops.triton.plan.segment_length", lambda *sizes: 64)

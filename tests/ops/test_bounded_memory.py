@@ -152,7 +152,7 @@ def test_states_follow_the_dtype_of_q(engine: str, q_dtype: torch.dtype, w_dtype
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_recomputing_saves_less(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gsa.ops.layout.SEGMENT_ELEMENTS", 1 << 14)
+    monkeypatch.setattr("gsa.ops.chunk.grid.SEGMENT_ELEMENTS", 1 << 14)
     x = {n: t.requires_grad_() for n, t in inputs_for(tiny(Case(T=1024, initial=False), engine), torch.float32).items()}
 
     def saved(recompute: bool) -> int:

@@ -285,7 +285,7 @@ def test_nothing_is_kept_without_a_graph(engine: str) -> None:
 
 
 def test_recomputing_saves_less(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gsa.ops.layout.SEGMENT_ELEMENTS", 1 << 14)
+    monkeypatch.setattr("gsa.ops.chunk.grid.SEGMENT_ELEMENTS", 1 << 14)
     x = {n: t.requires_grad_() for n, t in slot_inputs(tiny(Case(T=1024), engine), torch.float32).items()}
 
     def saved(recompute: bool) -> int:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gsa.ops import scratch
+from gsa.ops.chunk import scratch
 from tests.ops.cases import Case, slot_inputs, slot_results
 
 CASE = Case(T=100, R=2, gate="some reset", write=True)

@@ -15,7 +15,7 @@ from torch.nn.functional import softplus
 
 from gsa.errors import BackendUnavailable, GSAError
 from gsa.ops import backends, check_values, registry, selective_scan
-from gsa.ops import selective_scan_chunk as chunk_form
+from gsa.ops.chunk import selective_scan as chunk_form
 from gsa.ops.native import library
 from tests.ops.cases import Tensors, assert_close, in_double, relative_error, with_gradients
 

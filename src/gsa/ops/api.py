@@ -6,11 +6,11 @@ width, M slots, N sequences (B, or the number of packed ones).
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
+from gsa.ops.calls import BoundedMemoryCall, LinearCall, SlotCall
 from gsa.ops.checks import Checker, one_dtype
-from gsa.ops.registry import engine
+from gsa.ops.registry import find
 from gsa.ops.state import BoundedMemoryState, SlotState, compute_dtype
 
 
@@ -54,17 +54,8 @@ def gated_linear_attention(
     if initial_state is not None:
         check.state("initial_state", initial_state, (N, H, K, V), "N, H, K, V", q)
         initial_state = initial_state.to(compute_dtype(q.dtype))
-    o, state = engine(backend, q.device).gated_linear_attention(
-        q,
-        k,
-        v,
-        gk,
-        gv,
-        scale=check.scale(scale, K),
-        initial_state=initial_state,
-        cu_seqlens=cu_seqlens,
-        recompute=recompute,
-    )
+    call = LinearCall(q, k, v, gk, gv, initial_state, cu_seqlens, check.scale(scale, K), _save(recompute))
+    o, state = find("gated_linear_attention", backend, q.device)(call)
     return o, state if output_final_state else None
 
 
@@ -116,19 +107,10 @@ def gated_slot_attention(
         check.state("initial_state.k", memory_k, (N, H, K, M), "N, H, K, M", q)
         check.state("initial_state.v", memory_v, (N, H, M, V), "N, H, M, V", q)
         initial_state = SlotState(memory_k.to(dtype), memory_v.to(dtype))
-    o, state = engine(backend, q.device).gated_slot_attention(
-        q,
-        k,
-        v,
-        g,
-        s,
-        scale=check.scale(scale, K),
-        readout=readout,
-        initial_state=initial_state,
-        cu_seqlens=cu_seqlens,
-        recompute=recompute,
-    )
-    return o, state if output_final_state else None
+    begin_k, begin_v = (None, None) if initial_state is None else initial_state
+    call = SlotCall(q, k, v, g, s, begin_k, begin_v, cu_seqlens, check.scale(scale, K), readout, _save(recompute))
+    o, *memories = find("gated_slot_attention", backend, q.device)(call)
+    return o, SlotState(*memories) if output_final_state else None
 
 
 def attention_with_bounded_memory(
@@ -159,8 +141,6 @@ def attention_with_bounded_memory(
     >>> state.log_z.shape
     torch.Size([1, 2, 4])
     """
-    from gsa.ops.bounded_memory import write_gates
-
     check = Checker("attention_with_bounded_memory")
     q, k, v = one_dtype(q, k, v)
     check.qkv(q, k, v)
@@ -179,26 +159,12 @@ def attention_with_bounded_memory(
         check.state("initial_state.v", memory_v, (N, H, M, V), "N, H, M, V", q)
         check.state("initial_state.log_z", log_z, (N, H, M), "N, H, M", q)
         initial_state = BoundedMemoryState(memory_k.to(dtype), memory_v.to(dtype), log_z.to(dtype))
-    chosen = engine(backend, q.device)
-    if hasattr(chosen, "attention_with_bounded_memory"):
-        o, state = chosen.attention_with_bounded_memory(
-            q, k, v, w, normalise=normalise, scale=scale, initial_state=initial_state, cu_seqlens=cu_seqlens
-        )
-    else:
-        begin = None if initial_state is None else initial_state.log_z
-        w = w.double() if dtype == torch.float64 else w
-        phi, forget, log_z = write_gates(w, begin, cu_seqlens)
-        o, memory = chosen.gated_slot_attention(
-            q,
-            k,
-            v,
-            forget if normalise else torch.zeros_like(phi),
-            phi,
-            scale=scale,
-            readout="softmax",
-            initial_state=None if initial_state is None else SlotState(initial_state.k, initial_state.v),
-            cu_seqlens=cu_seqlens,
-            recompute=recompute,
-        )
-        state = BoundedMemoryState(memory.k, memory.v, log_z.to(dtype))
-    return o, state if output_final_state else None
+    begin_k, begin_v, begin_z = (None, None, None) if initial_state is None else initial_state
+    call = BoundedMemoryCall(q, k, v, w, begin_k, begin_v, begin_z, cu_seqlens, normalise, scale, _save(recompute))
+    o, *state = find("attention_with_bounded_memory", backend, q.device)(call)
+    return o, BoundedMemoryState(*state) if output_final_state else None
+
+
+def _save(recompute: bool) -> str:
+    """What forward saves, if backward can follow."""
+    return "marks" if recompute else "states"

@@ -9,16 +9,45 @@ Shape letters: B batch, T time, H key/value heads, M slots, N sequences.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from gsa.errors import raised_by
-from gsa.ops.layout import sequence_bounds
+from gsa.ops.calls import BoundedMemoryCall, SlotCall, Tensors, sums_dtype
+from gsa.ops.sequences import sequence_bounds
 from gsa.ops.state import compute_dtype
 
 _INPUTS = "Tensor w, Tensor? log_z, Tensor? cu_seqlens"
+
+
+class ThroughSlots:
+    """ABC as an engine computes it that has gated slot attention: the write logits become its gates."""
+
+    def __init__(self, gated_slot_attention: Callable[[SlotCall], Tensors]):
+        self.gated_slot_attention = gated_slot_attention
+
+    def __call__(self, call: BoundedMemoryCall) -> Tensors:
+        """Outputs [B, T, HQ, V], final memories [N, H, K, M] and [N, H, M, V], final log z [N, H, M]."""
+        dtype = sums_dtype(call)
+        w = call.w.double() if dtype == torch.float64 else call.w
+        phi, forget, log_z = write_gates(w, call.initial_log_z, call.cu_seqlens)
+        slots = SlotCall(
+            call.q,
+            call.k,
+            call.v,
+            forget if call.normalise else torch.zeros_like(phi),
+            phi,
+            call.initial_k,
+            call.initial_v,
+            call.cu_seqlens,
+            call.scale,
+            "softmax",
+            call.save,
+        )
+        return *self.gated_slot_attention(slots), log_z.to(dtype)
 
 
 @torch.library.custom_op("gsa::write_gates", mutates_args=(), schema=f"({_INPUTS}) -> (Tensor, Tensor, Tensor)")

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from gsa.errors import BackendUnavailable, GSAError
-from gsa.ops.native import library
-from gsa.ops.native import linear as native
-from gsa.ops.packed import COLUMNS, DENSE, PackedWeight, pack
+from gsa.errors import GSAError
+from gsa.ops.calls import MatvecCall
+from gsa.ops.packed import DENSE, PackedWeight, pack
+from gsa.ops.portable_matvec import quantise_activations
+from gsa.ops.registry import find
 
 __all__ = ["PackedWeight", "matvec", "pack", "quantise_activations"]
 
@@ -42,7 +42,7 @@ def matvec(
         swiglu: x is a gate and a value side by side; what is multiplied is silu(gate) * value.
         residual: [..., N], added to the result.
         out: Where the result goes; it may be the residual. New memory by default.
-        backend: "native", "reference" (torch), or "auto": the native engine where it can run.
+        backend: An engine by name, or "auto": the native engine where it can run, torch elsewhere.
 
     >>> y = matvec(pack(torch.randn(10, 40), "int4"), torch.randn(40), activations="int8")
     """
@@ -54,49 +54,9 @@ def matvec(
         residual = residual.resolve_neg().contiguous()
     if out is not None:
         _check_out(out, shape, x, weight, norm, residual)
-    if _native(backend, x):
-        y = x.new_empty(shape) if out is None else out
-        native.matvec(weight, x, count, activations, norm, swiglu, residual, y)
-        return y
-    y = _reference(weight, x, activations, norm, swiglu)
-    if residual is not None:
-        y = y + residual
-    return y if out is None else out.copy_(y)
-
-
-def quantise_activations(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Integers (int8) and scales of x [..., K], for each 32 values: [..., C, 32] and [..., C, 1], filled with zeros."""
-    blocks = F.pad(x, (0, -x.shape[-1] % COLUMNS)).unflatten(-1, (-1, COLUMNS))
-    highest = blocks.abs().amax(-1, keepdim=True)
-    q = torch.where(highest > 1e-30, blocks * (127 / highest), 0).round()
-    return q.nan_to_num(0).to(torch.int8), highest / 127 + (blocks * 0).sum(-1, keepdim=True)  # NaN if not finite
-
-
-def _reference(
-    weight: PackedWeight, x: Tensor, activations: str, norm: tuple[Tensor, float] | None, swiglu: bool
-) -> Tensor:
-    """The product in torch."""
-    if norm is not None:
-        x = F.rms_norm(x, (weight.K,), norm[0], norm[1])
-    if swiglu:
-        gate, value = x.chunk(2, -1)
-        x = F.silu(gate) * value
-    if activations == "int8":
-        q, scale = quantise_activations(x)
-        x = (scale * q.float()).flatten(-2)[..., : weight.K]
-    return F.linear(x, weight.unpack())
-
-
-def _native(backend: str, x: Tensor) -> bool:
-    """Whether the native engine computes."""
-    if backend in ("auto", "native"):
-        if x.is_cpu and library.unavailable(None) is None:
-            return True
-        if backend == "native":
-            raise BackendUnavailable(f"matvec: 'native' cannot run here: {library.unavailable(x.device)}")
-    elif backend != "reference":
-        raise GSAError(f"matvec: unknown backend {backend!r}; expected 'auto', 'native' or 'reference'")
-    return False
+    call = MatvecCall(weight, x, count, activations, norm, swiglu, residual, out)
+    y: Tensor = find("matvec", backend, x.device)(call)
+    return y
 
 
 def _check_input(

@@ -1,282 +1,164 @@
-"""How an engine that computes forward and backward by itself becomes part of torch: custom operators with autograd and
-fake kernels.
+"""How an engine's kernels become part of torch: custom operators, with autograd and with fake kernels.
 
-As opaque operators the hand-written backward is used by autograd, and torch.compile leaves them whole.
+To torch an operator is opaque, so autograd uses the backward pass written by hand, and torch.compile leaves it whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Generic, get_type_hints
 
 import torch
 from torch import Tensor
 
 from gsa.errors import GSAError, raised_by
-from gsa.ops.layout import sequence_count
-from gsa.ops.state import SlotState, compute_dtype
+from gsa.ops.calls import Call, Gradients, Kernels, Operation, Tensors, sums_dtype, tensors_of
 
-Shape = tuple[int, ...]
-
-
-class Kernels(Protocol):
-    """What an engine brings along; `keep` says what forward leaves for backward: "nothing", "marks" or "states"."""
-
-    def gla_forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        gk: Tensor | None,
-        gv: Tensor | None,
-        initial: Tensor | None,
-        cu_seqlens: Tensor | None,
-        scale: float,
-        keep: str,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """o [B, T, HQ, V], final states [N, H, K, V], kept states."""
-
-    def gla_backward(
-        self,
-        do: Tensor,
-        dfinal: Tensor | None,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        gk: Tensor | None,
-        gv: Tensor | None,
-        initial: Tensor | None,
-        cu_seqlens: Tensor | None,
-        kept: Tensor,
-        scale: float,
-        keep: str,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor]:
-        """Gradients of q, k, v, gk, gv and the initial states."""
-
-    def gsa_forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        g: Tensor,
-        s: Tensor | None,
-        initial_k: Tensor | None,
-        initial_v: Tensor | None,
-        cu_seqlens: Tensor | None,
-        scale: float,
-        readout: str,
-        keep: str,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """o [B, T, HQ, V], both final memories, slot scores [B, T, HQ, M] and kept states of both passes."""
-
-    def gsa_backward(
-        self,
-        do: Tensor,
-        dfinal_k: Tensor | None,
-        dfinal_v: Tensor | None,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        g: Tensor,
-        s: Tensor | None,
-        initial_k: Tensor | None,
-        initial_v: Tensor | None,
-        cu_seqlens: Tensor | None,
-        slots: Tensor,
-        kept_k: Tensor,
-        kept_v: Tensor,
-        scale: float,
-        readout: str,
-        keep: str,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor, Tensor]:
-        """Gradients of q, k, v, g, s and both initial memories."""
-
-    def kept_shape(
-        self, q: Tensor, v: Tensor, cu_seqlens: Tensor | None, keep: str, heads: int, rows: int, columns: int
-    ) -> Shape:
-        """Of the states [rows, columns] kept by forward; from shapes alone, without reading cu_seqlens."""
+_SCHEMA_TYPES = {Tensor: "Tensor", Tensor | None: "Tensor?", float: "float", str: "str"}
 
 
-class Operators(NamedTuple):
-    """The engine as the rest of the package sees it, with the signatures of gsa.ops.reference."""
+class Operator(Generic[Call]):
+    """An operator of an engine: from a call to its results.
 
-    gated_linear_attention: Callable[..., tuple[Tensor, Tensor]]
-    gated_slot_attention: Callable[..., tuple[Tensor, SlotState]]
+    Torch knows it as gsa::{engine}_{short name}, for example gsa::native_gsa, and its backward pass as
+    gsa::native_gsa_backward. The first takes the fields of a call, and returns the results and what is saved. The
+    second takes the gradients of the results, the fields of the call and what was saved, and returns the gradients of
+    the call's tensors.
+    """
+
+    def __init__(self, engine: str, kernels: Kernels[Call], operation: Operation[Call], *, direct: bool = False):
+        """`direct` calls forward without torch's operator if nobody looks for one, which is faster for a few tokens."""
+        self.engine, self.direct = engine, direct
+        self.kernels: Kernels[Call] = kernels
+        self.operation: Operation[Call] = operation
+        name, fields = f"gsa::{engine}_{operation.short}", schema_of(operation.record)
+        first, *others = (f"d_{result}" for result in operation.results)
+        gradients = ", ".join([f"Tensor {first}", *(f"Tensor? {other}" for other in others)])
+        saved = ", ".join(f"Tensor {x}" for x in operation.saved)
+        self.forward = torch.library.custom_op(
+            name,
+            self._forward,
+            mutates_args=(),
+            schema=f"({fields}) -> ({_tensors(len(operation.results) + len(operation.saved))})",
+        )
+        self.backward = torch.library.custom_op(
+            f"{name}_backward",
+            self._backward,
+            mutates_args=(),
+            schema=f"({gradients}, {fields}, {saved}) -> ({_tensors(len(operation.differentiable))})",
+        )
+        self.forward.register_fake(self._fake_forward)
+        self.backward.register_fake(self._fake_backward)
+        self.forward.register_autograd(self._differentiate, setup_context=self._remember)
+
+    def __call__(self, call: Call) -> Tensors:
+        """The results, as part of autograd's graph if there is one."""
+        if not self._has_graph(call):
+            call = call._replace(save="nothing")
+            if self.direct and not needs_operator(*call):
+                with raised_by(self.operation.name):
+                    return self.kernels.forward(call)[0]
+        return tuple(self.forward(*call)[: len(self.operation.results)])
+
+    def _has_graph(self, call: Call) -> bool:
+        """Whether a backward pass may follow."""
+        if not torch.compiler.is_compiling() and torch.autograd.forward_ad._current_level >= 0:
+            # The operators know backward mode only, and would pass on no derivative at all.
+            raise GSAError(
+                f"{self.operation.name}: the {self.engine} engine has no forward-mode derivative; "
+                "use backend='reference'"
+            )
+        return torch.is_grad_enabled() and any(x.requires_grad for x in tensors_of(call))
+
+    def _forward(self, *fields: Any) -> Tensors:
+        call = self.operation.record(*fields)
+        # Whatever autocast says, sums are carried in full precision.
+        with torch.autocast(call[0].device.type, enabled=False), raised_by(self.operation.name):
+            results, saved = self.kernels.forward(call)
+        return (*results, *saved)
+
+    def _fake_forward(self, *fields: Any) -> Tensors:
+        call = self.operation.record(*fields)
+        first, dtype = call[0], sums_dtype(call)
+        o, *states = call.result_shapes()
+        kept = self.kernels.saved_shapes(call)
+        return first.new_empty(o), *(first.new_empty(shape, dtype=dtype) for shape in (*states, *kept))
+
+    def _backward(self, *arguments: Any) -> Tensors:
+        gradients, call, saved = self._split(arguments)
+        with torch.autocast(call[0].device.type, enabled=False), raised_by(self.operation.name):
+            found = self.kernels.backward(call, saved, gradients)
+        results = []
+        for name, dx in zip(self.operation.differentiable, found, strict=True):
+            x = getattr(call, name)
+            if x is None or dx is None:
+                results.append(call[0].new_empty(0))
+            else:
+                results.append(dx.contiguous() if _is_state(name) else laid_out_like(x, dx))
+        return tuple(results)
+
+    def _fake_backward(self, *arguments: Any) -> Tensors:
+        _, call, _ = self._split(arguments)
+        results = []
+        for name in self.operation.differentiable:
+            x = getattr(call, name)
+            if x is None:
+                results.append(call[0].new_empty(0))
+            else:
+                results.append(x.new_empty(x.shape, dtype=sums_dtype(call)) if _is_state(name) else torch.empty_like(x))
+        return tuple(results)
+
+    def _split(self, arguments: tuple[Any, ...]) -> tuple[Gradients, Call, Tensors]:
+        """The arguments of the backward operator: gradients of the results, the call, and what forward saved."""
+        start = len(self.operation.results)
+        stop = start + len(self.operation.record._fields)
+        return arguments[:start], self.operation.record(*arguments[start:stop]), arguments[stop:]
+
+    def _remember(self, ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
+        tensors = self.operation.tensors
+        ctx.save_for_backward(*inputs[:tensors], *output[len(self.operation.results) :])
+        ctx.rest, ctx.shape = inputs[tensors:], output[0].shape
+        ctx.set_materialize_grads(False)
+
+    def _differentiate(self, ctx: Any, *gradients: Tensor | None) -> Gradients:
+        count = self.operation.tensors
+        tensors, saved = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
+        first, *others = gradients[: len(self.operation.results)]
+        first = tensors[0].new_zeros(ctx.shape) if first is None else first
+        found = self.backward(first, *others, *tensors, *ctx.rest, *saved)
+        given = (None if x is None else dx for x, dx in zip(tensors[:-1], found, strict=True))
+        return *given, None, *(None for _ in ctx.rest)  # cu_seqlens, numbers and words have no gradient
 
 
-_GLA = "Tensor q, Tensor k, Tensor v, Tensor? gk, Tensor? gv, Tensor? initial, Tensor? cu_seqlens"
-_GSA = "Tensor q, Tensor k, Tensor v, Tensor g, Tensor? s, Tensor? initial_k, Tensor? initial_v, Tensor? cu_seqlens"
+def schema_of(record: Any) -> str:
+    """The fields of a record as torch's schemas have them."""
+    hints = get_type_hints(record)
+    return ", ".join(f"{_SCHEMA_TYPES[hints[name]]} {name}" for name in record._fields)
 
 
-def register(name: str, kernels: Kernels) -> Operators:
-    """Registers gsa::{name}_gla, gsa::{name}_gsa and their backward operators."""
-    gla, gsa = _register_gla(name, kernels), _register_gsa(name, kernels)
-
-    def gated_linear_attention(
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        gk: Tensor | None,
-        gv: Tensor | None,
-        *,
-        scale: float,
-        initial_state: Tensor | None,
-        cu_seqlens: Tensor | None,
-        recompute: bool = True,
-    ) -> tuple[Tensor, Tensor]:
-        keep = what_to_keep(name, "gated_linear_attention", recompute, q, k, v, gk, gv, initial_state)
-        o, final, _ = gla(q, k, v, gk, gv, initial_state, cu_seqlens, scale, keep)
-        return o, final
-
-    def gated_slot_attention(
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        g: Tensor,
-        s: Tensor | None,
-        *,
-        scale: float,
-        readout: str,
-        initial_state: SlotState | None,
-        cu_seqlens: Tensor | None,
-        recompute: bool = True,
-    ) -> tuple[Tensor, SlotState]:
-        initial_k, initial_v = (None, None) if initial_state is None else initial_state
-        keep = what_to_keep(name, "gated_slot_attention", recompute, q, k, v, g, s, initial_k, initial_v)
-        o, final_k, final_v, *_ = gsa(q, k, v, g, s, initial_k, initial_v, cu_seqlens, scale, readout, keep)
-        return o, SlotState(final_k, final_v)
-
-    return Operators(gated_linear_attention, gated_slot_attention)
-
-
-def what_to_keep(engine: str, operation: str, recompute: bool, *inputs: Tensor | None) -> str:
-    """What the forward pass must leave for a backward pass, if there can be one."""
-    if not torch.compiler.is_compiling() and torch.autograd.forward_ad._current_level >= 0:
-        # The operators know backward mode only, and would pass on no derivative at all.
-        raise GSAError(f"{operation}: the {engine} engine has no forward-mode derivative; use backend='reference'")
-    if not torch.is_grad_enabled() or not any(x is not None and x.requires_grad for x in inputs):
-        return "nothing"
-    return "marks" if recompute else "states"
-
-
-def define(name: str, operation: str, inputs: str, outputs: int, compute: Callable[..., Any]) -> Any:
-    """Registers `compute` as an operator; it runs at full precision whatever autocast says, and returns tensors."""
-
-    def run(*args: Any) -> tuple[Tensor, ...]:
-        first = args[0]
-        with torch.autocast(first.device.type, enabled=False), raised_by(operation):
-            results = compute(*args)
-        return tuple(first.new_empty(0) if x is None else x for x in results)
-
-    returns = ", ".join(["Tensor"] * outputs)
-    return torch.library.custom_op(f"gsa::{name}", run, mutates_args=(), schema=f"({inputs}) -> ({returns})")
+def needs_operator(*arguments: Any) -> bool:
+    """Whether torch must see an operator, since something records or transforms the calls: a compiler or tracer, a
+    function transform, a dispatch mode such as that of fake tensors, or tensors of a class of their own."""
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._get_tracing_state() is not None
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or any(isinstance(x, Tensor) and type(x) not in (Tensor, torch.nn.Parameter) for x in arguments)
+    )
 
 
 def laid_out_like(x: Tensor, gradient: Tensor) -> Tensor:
     """The gradient of x as torch.empty_like(x) would lie, which is what compiled code expects."""
-    if x.is_contiguous() or x.shape[-1] <= 1:
+    if x.is_contiguous() and gradient.is_contiguous():
         return gradient
     like = torch.empty_like(x)
     return gradient if like.stride() == gradient.stride() else like.copy_(gradient)
 
 
-def _like(x: Tensor | None, q: Tensor) -> Tensor:
-    return q.new_empty(0) if x is None else torch.empty_like(x)
+def _is_state(name: str) -> bool:
+    """Whether a field holds states; their gradients are dense and of the dtype sums are carried in."""
+    return name.startswith("initial")
 
 
-def _register_gla(name: str, kernels: Kernels) -> Any:
-    operation = "gated_linear_attention"
-    forward = define(f"{name}_gla", operation, f"{_GLA}, float scale, str keep", 3, kernels.gla_forward)
-    backward = define(
-        f"{name}_gla_backward",
-        operation,
-        f"Tensor do, Tensor? dfinal, {_GLA}, Tensor kept, float scale, str keep",
-        6,
-        kernels.gla_backward,
-    )
-
-    @forward.register_fake
-    def _(q, k, v, gk, gv, initial, cu_seqlens, scale, keep):  # type: ignore[no-untyped-def]
-        dtype, H, K, V = compute_dtype(q.dtype), k.shape[2], k.shape[3], v.shape[3]
-        return (
-            q.new_empty(*q.shape[:3], V),
-            q.new_empty((sequence_count(q, cu_seqlens), H, K, V), dtype=dtype),
-            q.new_empty(kernels.kept_shape(q, v, cu_seqlens, keep, H, K, V), dtype=dtype),
-        )
-
-    @backward.register_fake
-    def _(do, dfinal, q, k, v, gk, gv, initial, cu_seqlens, kept, scale, keep):  # type: ignore[no-untyped-def]
-        dinitial = q.new_empty((sequence_count(q, cu_seqlens), k.shape[2], k.shape[3], v.shape[3]), dtype=kept.dtype)
-        return *map(torch.empty_like, (q, k, v)), _like(gk, q), _like(gv, q), dinitial
-
-    def setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        *tensors, ctx.scale, ctx.keep = inputs
-        ctx.save_for_backward(*tensors, output[2])
-        ctx.set_materialize_grads(False)
-        ctx.shape = output[0].shape
-
-    def differentiate(
-        ctx: Any, do: Tensor | None, dfinal: Tensor | None, _: Tensor | None
-    ) -> tuple[Tensor | None, ...]:
-        q, k, v, gk, gv, initial, cu_seqlens, kept = ctx.saved_tensors
-        do = q.new_zeros(ctx.shape) if do is None else do
-        dq, dk, dv, dgk, dgv, dinitial = backward(
-            do, dfinal, q, k, v, gk, gv, initial, cu_seqlens, kept, ctx.scale, ctx.keep
-        )
-        given = (dgk if gk is not None else None, dgv if gv is not None else None)
-        return dq, dk, dv, *given, None if initial is None else dinitial, None, None, None
-
-    forward.register_autograd(differentiate, setup_context=setup)
-    return forward
-
-
-def _register_gsa(name: str, kernels: Kernels) -> Any:
-    operation = "gated_slot_attention"
-    forward = define(f"{name}_gsa", operation, f"{_GSA}, float scale, str readout, str keep", 6, kernels.gsa_forward)
-    backward = define(
-        f"{name}_gsa_backward",
-        operation,
-        f"Tensor do, Tensor? dfinal_k, Tensor? dfinal_v, {_GSA}, "
-        "Tensor slots, Tensor kept_k, Tensor kept_v, float scale, str readout, str keep",
-        7,
-        kernels.gsa_backward,
-    )
-
-    @forward.register_fake
-    def _(q, k, v, g, s, initial_k, initial_v, cu_seqlens, scale, readout, keep):  # type: ignore[no-untyped-def]
-        dtype, H, K, V, M = compute_dtype(q.dtype), k.shape[2], k.shape[3], v.shape[3], g.shape[3]
-        N = sequence_count(q, cu_seqlens)
-        return (
-            q.new_empty(*q.shape[:3], V),
-            q.new_empty((N, H, K, M), dtype=dtype),
-            q.new_empty((N, H, M, V), dtype=dtype),
-            q.new_empty((0,) if keep == "nothing" else (*q.shape[:3], M), dtype=dtype),
-            q.new_empty(kernels.kept_shape(q, v, cu_seqlens, keep, H, K, M), dtype=dtype),
-            q.new_empty(kernels.kept_shape(q, v, cu_seqlens, keep, H, M, V), dtype=dtype),
-        )
-
-    @backward.register_fake
-    def _(do, dfk, dfv, q, k, v, g, s, ik, iv, cu_seqlens, slots, kept_k, kept_v, scale, readout, keep):  # type: ignore[no-untyped-def]
-        N, H, K, V, M = sequence_count(q, cu_seqlens), k.shape[2], k.shape[3], v.shape[3], g.shape[3]
-        states = (q.new_empty(shape, dtype=kept_k.dtype) for shape in ((N, H, K, M), (N, H, M, V)))
-        return *map(torch.empty_like, (q, k, v, g)), _like(s, q), *states
-
-    def setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        *tensors, ctx.scale, ctx.readout, ctx.keep = inputs
-        ctx.save_for_backward(*tensors, *output[3:])
-        ctx.set_materialize_grads(False)
-        ctx.shape = output[0].shape
-
-    def differentiate(
-        ctx: Any, do: Tensor | None, dfinal_k: Tensor | None, dfinal_v: Tensor | None, *_: Tensor | None
-    ) -> tuple[Tensor | None, ...]:
-        q, k, v, g, s, initial_k, initial_v, *rest = ctx.saved_tensors
-        do = q.new_zeros(ctx.shape) if do is None else do
-        dq, dk, dv, dg, ds, dk0, dv0 = backward(
-            do, dfinal_k, dfinal_v, q, k, v, g, s, initial_k, initial_v, *rest, ctx.scale, ctx.readout, ctx.keep
-        )
-        given = tuple(None if x is None else dx for x, dx in ((s, ds), (initial_k, dk0), (initial_v, dv0)))
-        return dq, dk, dv, dg, *given, None, None, None, None
-
-    forward.register_autograd(differentiate, setup_context=setup)
-    return forward
+def _tensors(count: int) -> str:
+    return ", ".join(["Tensor"] * count)

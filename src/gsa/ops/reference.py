@@ -1,7 +1,7 @@
 """The paper's equations as a token loop: the definition every engine is compared with.
 
-Nothing here is optimised. Gradients come from autograd; any dtype works; autocast does not reach in. All engines share
-one signature: `recompute` is for those with a backward of their own, and changes nothing here.
+Nothing here is optimised. Gradients come from autograd, so nothing is saved for them here; any dtype works; autocast
+does not reach in.
 
 Shape letters: B batch, T time, H key/value heads, R queries per key/value head (HQ = H * R),
 K key width, V value width, M slots, N sequences; of the selective scan: E channels, S states of a channel.
@@ -11,57 +11,52 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gsa.errors import raised_by
-from gsa.ops.layout import sequence_bounds
+from gsa.ops.calls import BoundedMemoryCall, LinearCall, ScanCall, SlotCall, Tensors, sums_dtype
+from gsa.ops.portable_matvec import matvec
+from gsa.ops.portable_step import gated_slot_attention_step
 from gsa.ops.readout import READOUTS
-from gsa.ops.state import BoundedMemoryState, SlotState, compute_dtype
+from gsa.ops.sequences import sequence_bounds
 
-P = ParamSpec("P")
-Result = TypeVar("Result")
+__all__ = [
+    "attention_with_bounded_memory",
+    "gated_linear_attention",
+    "gated_slot_attention",
+    "gated_slot_attention_step",
+    "matvec",
+    "selective_scan",
+]
 
 
-def _operation(f: Callable[P, Result]) -> Callable[P, Result]:
+def _operation(f: Callable[[Any], Tensors]) -> Callable[[Any], Tensors]:
     """f with its name in errors, and autocast off, which would round the matmuls of a token loop at every step."""
 
     @wraps(f)
-    def run(*args: P.args, **kwargs: P.kwargs) -> Result:
-        first = args[0]
-        assert isinstance(first, Tensor)
-        with torch.autocast(first.device.type, enabled=False), raised_by(f.__name__):
-            return f(*args, **kwargs)
+    def run(call: Any) -> Tensors:
+        with torch.autocast(call[0].device.type, enabled=False), raised_by(f.__name__):
+            return f(call)
 
     return run
 
 
 @_operation
-def gated_linear_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    gk: Tensor | None,
-    gv: Tensor | None,
-    *,
-    scale: float,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
-    recompute: bool = True,
-) -> tuple[Tensor, Tensor]:
+def gated_linear_attention(call: LinearCall) -> Tensors:
     """Outputs [B, T, HQ, V] and final states [N, H, K, V] of gated linear attention, token by token."""
-    dtype, out_dtype = compute_dtype(q.dtype), q.dtype
-    q, k, v = q.to(dtype) * scale, k.to(dtype), v.to(dtype)
+    dtype, out_dtype = sums_dtype(call), call.q.dtype
+    q, k, v = call.q.to(dtype) * call.scale, call.k.to(dtype), call.v.to(dtype)
     H, K, V = k.shape[2], k.shape[3], v.shape[3]
     q = q.unflatten(2, (H, -1))  # [B, T, H, R, K]
-    decay_k = torch.ones_like(k) if gk is None else gk.to(dtype).exp()
-    decay_v = torch.ones_like(v) if gv is None else gv.to(dtype).exp()
+    decay_k = torch.ones_like(k) if call.gk is None else call.gk.to(dtype).exp()
+    decay_v = torch.ones_like(v) if call.gv is None else call.gv.to(dtype).exp()
 
     lanes, final = [], []
-    for n, (b, start, stop) in enumerate(sequence_bounds(q.shape[0], q.shape[1], cu_seqlens)):
-        S = q.new_zeros(H, K, V) if initial_state is None else initial_state[n].to(dtype)
+    for n, (b, start, stop) in enumerate(sequence_bounds(q.shape[0], q.shape[1], call.cu_seqlens)):
+        S = q.new_zeros(H, K, V) if call.initial is None else call.initial[n].to(dtype)
         rows = []
         for t in range(start, stop):
             # S_t = diag(exp gk_t) S_{t-1} diag(exp gv_t) + k_t (x) v_t
@@ -74,34 +69,20 @@ def gated_linear_attention(
 
 
 @_operation
-def gated_slot_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    s: Tensor | None,
-    *,
-    scale: float,
-    readout: str,
-    initial_state: SlotState | None,
-    cu_seqlens: Tensor | None,
-    recompute: bool = True,
-) -> tuple[Tensor, SlotState]:
-    """Outputs [B, T, HQ, V] and final slot memories of gated slot attention (paper, eq. 5), token by token."""
-    dtype, out_dtype = compute_dtype(q.dtype), q.dtype
-    q, k, v, g = q.to(dtype) * scale, k.to(dtype), v.to(dtype), g.to(dtype)
+def gated_slot_attention(call: SlotCall) -> Tensors:
+    """Outputs [B, T, HQ, V] and final memories [N, H, K, M], [N, H, M, V] of gated slot attention (paper, eq. 5)."""
+    dtype, out_dtype = sums_dtype(call), call.q.dtype
+    q, k, v, g = call.q.to(dtype) * call.scale, call.k.to(dtype), call.v.to(dtype), call.g.to(dtype)
     alpha = g.exp()
-    write = -torch.expm1(g) if s is None else s.to(dtype)  # 1 - alpha
-    f = READOUTS[readout].apply
+    write = -torch.expm1(g) if call.s is None else call.s.to(dtype)  # 1 - alpha
+    f = READOUTS[call.readout].apply
     H, K, V, M = k.shape[2], k.shape[3], v.shape[3], g.shape[3]
     q = q.unflatten(2, (H, -1))  # [B, T, H, R, K]
 
     lanes, final_k, final_v = [], [], []
-    for n, (b, start, stop) in enumerate(sequence_bounds(q.shape[0], q.shape[1], cu_seqlens)):
-        if initial_state is None:
-            Kt, Vt = q.new_zeros(H, K, M), q.new_zeros(H, M, V)
-        else:
-            Kt, Vt = initial_state.k[n].to(dtype), initial_state.v[n].to(dtype)
+    for n, (b, start, stop) in enumerate(sequence_bounds(q.shape[0], q.shape[1], call.cu_seqlens)):
+        Kt = q.new_zeros(H, K, M) if call.initial_k is None else call.initial_k[n].to(dtype)
+        Vt = q.new_zeros(H, M, V) if call.initial_v is None else call.initial_v[n].to(dtype)
         rows = []
         for t in range(start, stop):
             a, w = alpha[b, t], write[b, t]
@@ -115,33 +96,22 @@ def gated_slot_attention(
         final_k.append(Kt)
         final_v.append(Vt)
     o, last_k = _assemble(lanes, final_k, q, V, out_dtype, (H, K, M))
-    return o, SlotState(last_k, torch.stack(final_v) if final_v else q.new_zeros(0, H, M, V))
+    return o, last_k, torch.stack(final_v) if final_v else q.new_zeros(0, H, M, V)
 
 
 @_operation
-def attention_with_bounded_memory(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    w: Tensor,
-    *,
-    normalise: bool,
-    scale: float,
-    initial_state: BoundedMemoryState | None,
-    cu_seqlens: Tensor | None,
-) -> tuple[Tensor, BoundedMemoryState]:
-    """Outputs [B, T, HQ, V] and final states of ABC (paper, eq. 2 and 3), token by token."""
-    dtype, out_dtype = compute_dtype(q.dtype), q.dtype
-    q, k, v, w = q.to(dtype) * scale, k.to(dtype), v.to(dtype), w.to(dtype)
+def attention_with_bounded_memory(call: BoundedMemoryCall) -> Tensors:
+    """Outputs [B, T, HQ, V] of ABC (paper, eq. 2 and 3), final memories, and the log of their normaliser [N, H, M]."""
+    dtype, out_dtype = sums_dtype(call), call.q.dtype
+    q, k, v, w = call.q.to(dtype) * call.scale, call.k.to(dtype), call.v.to(dtype), call.w.to(dtype)
     H, K, V, M = k.shape[2], k.shape[3], v.shape[3], w.shape[3]
     q = q.unflatten(2, (H, -1))  # [B, T, H, R, K]
 
     lanes, final_k, final_v, final_z = [], [], [], []
-    for n, (b, start, stop) in enumerate(sequence_bounds(q.shape[0], q.shape[1], cu_seqlens)):
-        if initial_state is None:
-            Kt, Vt, log_z = q.new_zeros(H, K, M), q.new_zeros(H, M, V), q.new_full((H, M), -torch.inf)
-        else:
-            Kt, Vt, log_z = (x[n].to(dtype) for x in initial_state)
+    for n, (b, start, stop) in enumerate(sequence_bounds(q.shape[0], q.shape[1], call.cu_seqlens)):
+        Kt = q.new_zeros(H, K, M) if call.initial_k is None else call.initial_k[n].to(dtype)
+        Vt = q.new_zeros(H, M, V) if call.initial_v is None else call.initial_v[n].to(dtype)
+        log_z = q.new_full((H, M), -torch.inf) if call.initial_log_z is None else call.initial_log_z[n].to(dtype)
         rows = []
         for t in range(start, stop):
             silent = w[b, t].isneginf()  # alpha = 0: nothing is written
@@ -150,7 +120,7 @@ def attention_with_bounded_memory(
             previous, log_z = log_z, torch.where(silent, log_z, torch.logaddexp(log_z, logit))
             # phi_t = alpha_t / z_t
             phi = torch.where(silent, 0.0, (logit - log_z.masked_fill(silent, 0.0)).exp())
-            if normalise:
+            if call.normalise:
                 # the running average: what is there shrinks by z_{t-1} / z_t
                 stays = torch.where(silent, 1.0, (previous - log_z.masked_fill(silent, 0.0)).exp())
                 Kt, Vt = Kt * stays[:, None, :], stays[:, :, None] * Vt
@@ -165,27 +135,18 @@ def attention_with_bounded_memory(
         final_z.append(log_z)
     o, last_k = _assemble(lanes, final_k, q, V, out_dtype, (H, K, M))
     last_v = torch.stack(final_v) if final_v else q.new_zeros(0, H, M, V)
-    return o, BoundedMemoryState(last_k, last_v, torch.stack(final_z) if final_z else q.new_zeros(0, H, M))
+    return o, last_k, last_v, torch.stack(final_z) if final_z else q.new_zeros(0, H, M)
 
 
 @_operation
-def selective_scan(
-    u: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    *,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+def selective_scan(call: ScanCall) -> Tensors:
     """Outputs [B, T, E] and final states [N, E, S] of Mamba's selective scan, token by token."""
-    dtype, out_dtype, shape = compute_dtype(u.dtype), u.dtype, u.shape
-    u, dt, A, B, C = (x.to(dtype) for x in (u, dt, A, B, C))
+    dtype, out_dtype, shape = sums_dtype(call), call.u.dtype, call.u.shape
+    u, dt, A, B, C = (x.to(dtype) for x in (call.u, call.dt, call.A, call.B, call.C))
 
     lanes, final = [], []
-    for n, (b, start, stop) in enumerate(sequence_bounds(shape[0], shape[1], cu_seqlens)):
-        h = torch.zeros_like(A) if initial_state is None else initial_state[n].to(dtype)
+    for n, (b, start, stop) in enumerate(sequence_bounds(shape[0], shape[1], call.cu_seqlens)):
+        h = torch.zeros_like(A) if call.initial is None else call.initial[n].to(dtype)
         for t in range(start, stop):
             # h_t = exp(dt_t A) h_{t-1} + dt_t u_t (x) B_t
             h = (dt[b, t, :, None] * A).exp() * h + (dt[b, t] * u[b, t])[:, None] * B[b, t]

@@ -9,8 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gsa.ops.calls import ScanCall
 from gsa.ops.checks import Checker, values_are_checked
-from gsa.ops.registry import engine
+from gsa.ops.registry import find
 from gsa.ops.state import compute_dtype
 
 
@@ -47,9 +48,8 @@ def selective_scan(
     if initial_state is not None:
         check.state("initial_state", initial_state, (N, *A.shape), "N, E, S", u)
         initial_state = initial_state.to(compute_dtype(u.dtype))
-    y, state = engine(backend, u.device, "selective_scan").selective_scan(
-        u, dt, A, B, C, initial_state=initial_state, cu_seqlens=cu_seqlens
-    )
+    call = ScanCall(u, dt, A, B, C, initial_state, cu_seqlens, "marks")
+    y, state = find("selective_scan", backend, u.device)(call)
     return y, state if output_final_state else None
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gsa.ops.calls import StepCall, tensors_of
 from gsa.ops.checks import Checker, one_dtype
-from gsa.ops.readout import READOUTS
-from gsa.ops.registry import engine_name
+from gsa.ops.portable_step import gated_slot_attention_step as portable_step
+from gsa.ops.registry import find
 from gsa.ops.state import SlotState, compute_dtype
-from gsa.ops.step_operators import Step
 
 
 def gated_slot_attention_step(
@@ -61,41 +61,19 @@ def gated_slot_attention_step(
         for name, x in (("state.k", memory_k), ("state.v", memory_v)):
             if x.dtype != dtype:
                 raise check.fail(f"{name} must be {dtype} to be updated in place, got {x.dtype}")
-    step = _step_of_an_engine(q, k, v, g, s, memory_k, memory_v, inplace=inplace)
-    if step is not None:
-        return step(q, k, v, g, s, state, scale, readout, inplace)
-
-    with torch.autocast(q.device.type, enabled=False), torch.set_grad_enabled(torch.is_grad_enabled() and not inplace):
-        g = g.to(dtype)
-        decay, write = g.exp(), -torch.expm1(g) if s is None else s.to(dtype)
-        if inplace:
-            memory_k.mul_(decay[:, :, None, :]).addcmul_(k.to(dtype)[..., None], write[:, :, None, :])
-            memory_v.mul_(decay[..., None]).addcmul_(write[..., None], v.to(dtype)[:, :, None, :])
-        else:
-            memory_k = memory_k.to(dtype) * decay[:, :, None, :] + k.to(dtype)[..., None] * write[:, :, None, :]
-            memory_v = memory_v.to(dtype) * decay[..., None] + write[..., None] * v.to(dtype)[:, :, None, :]
-        queries = q.to(dtype).unflatten(1, (H, -1)) * scale  # [B, H, R, K]
-        o = READOUTS[readout].apply(queries @ memory_k) @ memory_v
-        return o.flatten(1, 2).to(q.dtype), SlotState(memory_k, memory_v)
+    call = StepCall(q, k, v, g, s, memory_k, memory_v, scale, readout)
+    step = find("gated_slot_attention_step", "auto", q.device) if _engine_can(call, inplace) else portable_step
+    return step(call, inplace=inplace)
 
 
-def _step_of_an_engine(*tensors: Tensor | None, inplace: bool) -> Step | None:
-    """The step of the engine to use, if it has one of its own and no derivative is asked for: it has none of a step."""
-    given = [x for x in tensors if x is not None]
-    name = engine_name("auto", given[0].device)
-    if name not in ("native", "triton"):
-        return None
+def _engine_can(call: StepCall, inplace: bool) -> bool:
+    """Whether this is a step for engines: theirs have no derivative, and take a state that is dense if it is to change.
+    The portable form has both."""
     if inplace:  # never has a graph
-        serves = all(x.is_contiguous() for x in given[-2:])
+        possible = call.memory_k.is_contiguous() and call.memory_v.is_contiguous()
     else:
-        serves = not (torch.is_grad_enabled() and any(x.requires_grad for x in given))
-    if not serves or not (
+        possible = not (torch.is_grad_enabled() and any(x.requires_grad for x in tensors_of(call)))
+    return possible and (
         torch.compiler.is_compiling()
         or (torch.autograd.forward_ad._current_level < 0 and torch._C._functorch.peek_interpreter_stack() is None)
-    ):
-        return None
-    if name == "native":
-        from gsa.ops.native.step import step
-    else:
-        from gsa.ops.triton.step import step
-    return step
+    )

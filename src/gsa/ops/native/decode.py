@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from gsa.errors import GSAError
-from gsa.ops.native.kernels import READOUT_CODES, tensor_fields
+from gsa.ops.native.arguments import READOUT_CODES
 from gsa.ops.native.library import library
 from gsa.ops.native.linear import ACTIVATIONS, Matrix
+from gsa.ops.native.structs import tensor_fields
 from gsa.ops.packed import PackedWeight
 
 FUNCTIONS = {"none": 0, "swish": 1, "relu": 2, "relu2": 3, "sigmoid": 4}

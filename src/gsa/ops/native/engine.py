@@ -1,18 +1,25 @@
-"""The engine `native`: the compiled kernels, as operators with the signatures of gsa.ops.reference."""
+"""The engine `native`: compiled kernels, on CPUs."""
 
-import torch
-from torch import Tensor
+from gsa.ops.bounded_memory import ThroughSlots
+from gsa.ops.calls import GATED_LINEAR_ATTENTION, GATED_SLOT_ATTENTION, SELECTIVE_SCAN
+from gsa.ops.native import linear_attention, slot_attention
+from gsa.ops.native import selective_scan as scan
+from gsa.ops.native.linear import matvec
+from gsa.ops.native.step import step
+from gsa.ops.operators import Operator
+from gsa.ops.step_operators import StepOperator
 
-from gsa.ops.native import kernels
-from gsa.ops.native import selective_scan as scan_kernels
-from gsa.ops.operators import register
-from gsa.ops.selective_scan_operator import register_selective_scan
-from gsa.ops.step_operators import traced
+__all__ = [
+    "attention_with_bounded_memory",
+    "gated_linear_attention",
+    "gated_slot_attention",
+    "gated_slot_attention_step",
+    "matvec",
+    "selective_scan",
+]
 
-
-def _needs_operator(*tensors: Tensor | None) -> bool:
-    return traced(*tensors) or torch._C._functorch.peek_interpreter_stack() is not None
-
-
-gated_linear_attention, gated_slot_attention = register("native", kernels)
-selective_scan = register_selective_scan("native", scan_kernels, _needs_operator)
+gated_linear_attention = Operator("native", linear_attention, GATED_LINEAR_ATTENTION, direct=True)
+gated_slot_attention = Operator("native", slot_attention, GATED_SLOT_ATTENTION, direct=True)
+gated_slot_attention_step = StepOperator("native", step)
+attention_with_bounded_memory = ThroughSlots(gated_slot_attention)
+selective_scan = Operator("native", scan, SELECTIVE_SCAN, direct=True)

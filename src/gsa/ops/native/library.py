@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch
 
-import gsa.ops.native
 from gsa.errors import BackendUnavailable, GSAError
+from gsa.ops import native
 
 ABI = 4
 """Of csrc/native.h: a library with another number is a leftover of another version."""
@@ -101,7 +101,7 @@ def _load() -> ctypes.CDLL | str:
 
 
 def _find() -> str | None:
-    for folder in gsa.ops.native.__path__:
+    for folder in native.__path__:
         for name in ("libgsa_native.so", "libgsa_native.dylib"):
             if (Path(folder) / name).exists():
                 return str(Path(folder) / name)

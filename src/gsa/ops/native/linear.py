@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gsa.errors import GSAError
+from gsa.ops.calls import MatvecCall
 from gsa.ops.native.library import library
 
 if TYPE_CHECKING:
@@ -45,16 +46,10 @@ def _functions() -> tuple[Any, Any, Any]:
     return matvec, read, unpack
 
 
-def matvec(
-    weight: PackedWeight,
-    x: Tensor,
-    count: int,
-    activations: str,
-    norm: tuple[Tensor, float] | None,
-    swiglu: bool,
-    residual: Tensor | None,
-    out: Tensor,
-) -> None:
+def matvec(call: MatvecCall) -> Tensor:
+    """y [..., N] = W x, and whatever goes with it; in `out` if the call has one."""
+    weight, x, count, activations, norm, swiglu, residual, out = call
+    y = x.new_empty((*x.shape[:-1], weight.N)) if out is None else out
     kind, norm_weight, epsilon = SWIGLU if swiglu else PLAIN, None, 0.0
     if norm is not None:
         kind, norm_weight, epsilon = RMS_NORM, norm[0].data_ptr(), norm[1]
@@ -67,11 +62,12 @@ def matvec(
         count,
         ACTIVATIONS[activations],
         None if residual is None else residual.data_ptr(),
-        out.data_ptr(),
+        y.data_ptr(),
         torch.get_num_threads(),
     )
     if failed:
         raise GSAError("matvec: no memory for the activations")
+    return y
 
 
 def unpack(weight: PackedWeight, out: Tensor) -> None:

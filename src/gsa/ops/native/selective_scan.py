@@ -1,105 +1,55 @@
-"""Calls of the compiled selective scan: tensors to pointers. The names and their order mirror csrc/native.h.
+"""Mamba's selective scan by the compiled kernels.
 
 Shape letters: B batch, T time, E channels, S states of a channel, N sequences.
 """
 
 from __future__ import annotations
 
-import ctypes
-from ctypes import POINTER, Structure, c_int64, c_void_p
-from functools import lru_cache
-
 from torch import Tensor
 
-from gsa.ops.layout import sequence_count
-from gsa.ops.native.kernels import Call, CallShape, CallTensor, tensor_fields
-from gsa.ops.native.library import library
+from gsa.ops.calls import Gradients, ScanCall, Shape, Tensors, sums_dtype
+from gsa.ops.native.arguments import Arguments
 from gsa.ops.native.results import empty, empty_like
-from gsa.ops.operators import laid_out_like
-from gsa.ops.state import compute_dtype
+from gsa.ops.native.structs import SelectiveScan, compiled
+from gsa.ops.sequences import most_marks
 
 CHUNK, PADDING = 64, 16
 """Tokens between two states that are kept, and what channels are padded to; csrc/selective_scan.h has the same."""
 
 
-class _SelectiveScan(Structure):
-    _fields_ = [
-        ("shape", CallShape),
-        *tensor_fields(CallTensor, "u dt A B C y"),
-        *tensor_fields(c_void_p, "initial final kept"),
-        *tensor_fields(CallTensor, "d_y du d_dt dA dB dC"),
-        *tensor_fields(c_void_p, "dfinal dinitial"),
-    ]
+def saved_shapes(call: ScanCall) -> tuple[Shape, ...]:
+    """Of the kept states [S, E], with E padded."""
+    E, S = call.A.shape
+    return ((most_marks(call.u, call.cu_seqlens, call.save, CHUNK), S, -(-E // PADDING) * PADDING),)
 
 
-@lru_cache(None)
-def _compiled() -> ctypes.CDLL:
-    lib = library()
-    lib.gsa_selective_scan.argtypes = [POINTER(_SelectiveScan), ctypes.c_int]
-    lib.gsa_selective_scan_size.restype = c_int64
-    size, expected = lib.gsa_selective_scan_size(), ctypes.sizeof(_SelectiveScan)
-    assert size == expected, f"csrc/native.h has a structure of {size} bytes, this is of {expected}"
-    return lib
+def forward(call: ScanCall) -> tuple[Tensors, Tensors]:
+    """Outputs [B, T, E] and final states [N, E, S]; kept states."""
+    dtype, (y_shape, final_shape), (kept_shape,) = sums_dtype(call), call.result_shapes(), saved_shapes(call)
+    y, final, kept = empty(y_shape, call.u.dtype), empty(final_shape, dtype), empty(kept_shape, dtype)
+    arguments = _arguments(call, y=y)
+    arguments.states(dtype, initial=call.initial, final=final, kept=None if call.save == "nothing" else kept)
+    arguments.run(compiled().gsa_selective_scan, 0)
+    return (y, final), (kept,)
 
 
-def kept_shape(u: Tensor, A: Tensor, cu_seqlens: Tensor | None, keep: str) -> tuple[int, ...]:
-    """Of the states [S, E] that forward keeps, from shapes alone."""
-    if keep == "nothing":
-        count = 0
-    elif cu_seqlens is None:
-        count = u.shape[0] * -(-u.shape[1] // CHUNK)
-    else:
-        count = u.shape[1] // CHUNK + cu_seqlens.shape[0] - 1
-    return (count, A.shape[1], -(-A.shape[0] // PADDING) * PADDING)
-
-
-def _call(cu_seqlens: Tensor | None, **tensors: Tensor) -> Call:
-    """The call with these tensors in it, [B, T, width] as those of one head and A [E, S] as a token of E heads."""
-    call = Call(_SelectiveScan())
-    heads = {name: x[None, None] if x.dim() == 2 else x.unsqueeze(2) for name, x in tensors.items()}
-    call.tensors(**heads)
-    call.shape(heads["u"], heads["u"], cu_seqlens, 1.0, "nothing")
-    return call
-
-
-def forward(
-    u: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    initial: Tensor | None,
-    cu_seqlens: Tensor | None,
-    keep: str,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """y [B, T, E], final states [N, E, S], kept states."""
-    dtype = compute_dtype(u.dtype)
-    y = empty(tuple(u.shape), u.dtype)
-    final = empty((sequence_count(u, cu_seqlens), *A.shape), dtype)
-    kept = empty(kept_shape(u, A, cu_seqlens, keep), dtype)
-    call = _call(cu_seqlens, u=u, dt=dt, A=A, B=B, C=C, y=y)
-    call.states(dtype, initial=initial, final=final, kept=None if keep == "nothing" else kept)
-    call.run(_compiled().gsa_selective_scan, 0)
-    return y, final, kept
-
-
-def backward(
-    dy: Tensor,
-    dfinal: Tensor | None,
-    u: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    initial: Tensor | None,
-    cu_seqlens: Tensor | None,
-    kept: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+def backward(call: ScanCall, saved: Tensors, gradients: Gradients) -> Gradients:
     """Gradients of u, dt, A, B, C and the initial states."""
-    du, ddt, dA, dB, dC = map(empty_like, (u, dt, A, B, C))
-    dinitial = empty((sequence_count(u, cu_seqlens), *A.shape), kept.dtype)
-    call = _call(cu_seqlens, u=u, dt=dt, A=A, B=B, C=C, d_y=dy, du=du, d_dt=ddt, dA=dA, dB=dB, dC=dC)
-    call.states(kept.dtype, kept=kept, dfinal=dfinal, dinitial=dinitial)
-    call.run(_compiled().gsa_selective_scan, 1)
-    du, ddt, dA, dB, dC = map(laid_out_like, (u, dt, A, B, C), (du, ddt, dA, dB, dC))
+    (kept,), (dy, dfinal), dtype = saved, gradients, sums_dtype(call)
+    du, ddt, dA, dB, dC = map(empty_like, (call.u, call.dt, call.A, call.B, call.C))
+    dinitial = empty(call.result_shapes()[1], dtype)
+    arguments = _arguments(call, d_y=dy, du=du, d_dt=ddt, dA=dA, dB=dB, dC=dC)
+    arguments.states(dtype, kept=kept, dfinal=dfinal, dinitial=dinitial)
+    arguments.run(compiled().gsa_selective_scan, 1)
     return du, ddt, dA, dB, dC, dinitial
+
+
+def _arguments(call: ScanCall, **results: Tensor | None) -> Arguments:
+    """The inputs and where results go: [B, T, width] as those of one head, and A [E, S] as a token of E heads."""
+    tensors = {"u": call.u, "dt": call.dt, "A": call.A, "B": call.B, "C": call.C, **results}
+    arguments = Arguments(SelectiveScan())
+    arguments.tensors(
+        **{name: x[None, None] if x.dim() == 2 else x.unsqueeze(2) for name, x in tensors.items() if x is not None}
+    )
+    arguments.shape(call.u.unsqueeze(2), 1, call.cu_seqlens)
+    return arguments

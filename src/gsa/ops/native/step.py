@@ -1,17 +1,36 @@
-"""One token by the compiled kernels, as operators: with a new state, and in place."""
+"""One token of gated slot attention by the compiled kernel."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from gsa.ops.native.kernels import gsa_step
+from gsa.ops.calls import StepCall, sums_dtype
+from gsa.ops.native.arguments import READOUT_CODES, Arguments, queries_per_head
 from gsa.ops.native.results import empty
-from gsa.ops.step_operators import register_step
+from gsa.ops.native.structs import Step, compiled
+from gsa.ops.state import SlotState
 
 
-def _beside(memory: Tensor, dtype: torch.dtype) -> Tensor:
-    return empty(tuple(memory.shape), dtype)
-
-
-step = register_step("native", gsa_step, _beside)
+def step(call: StepCall, *, inplace: bool) -> tuple[Tensor, SlotState]:
+    """The output [B, HQ, V] for one token per row, and the state after it; in place, the call's own."""
+    dtype, (B, HQ, _), (H, V) = sums_dtype(call), call.q.shape, call.v.shape[1:]
+    before = SlotState(call.memory_k, call.memory_v)
+    after = before if inplace else SlotState(*(empty(tuple(x.shape), dtype) for x in before))
+    assert all(x.is_contiguous() and x.dtype == dtype for x in after)
+    o = torch.empty((B, HQ, V), dtype=call.q.dtype, device="cpu")
+    arguments = Arguments(
+        Step(
+            batch=B,
+            heads=H,
+            queries=queries_per_head(HQ, H),
+            readout=READOUT_CODES[call.readout],
+            threads=torch.get_num_threads(),
+            wide=dtype == torch.float64,
+            scale=call.scale,
+        )
+    )
+    arguments.tensors(q=call.q, k=call.k, v=call.v, g=call.g, s=call.s, o=o)
+    arguments.states(dtype, before_k=before.k, before_v=before.v, after_k=after.k, after_v=after.v)
+    arguments.run(compiled().gsa_slot_attention_step)
+    return o, after

@@ -48,7 +48,7 @@ class _Side:
 
 
 def backward(
-    x: Pass, do: Tensor, dfinal: Tensor | None, initial: Tensor | None, kept: Tensor, keep: str, grads: Gradients
+    x: Pass, do: Tensor, dfinal: Tensor | None, initial: Tensor | None, kept: Tensor, save: str, grads: Gradients
 ) -> Tensor:
     """The gradient of the initial states; the others go where `grads` says."""
     call, whole = x.call, x.call.segments.whole
@@ -62,16 +62,16 @@ def backward(
     begin: Tensor | None = initial
     if not whole:
         begin = kept
-        if keep == "states":
+        if save == "states":
             begin = x.states(call.segments.table.shape[0])
             x.join(initial, begin, x.states(call.N))
-    states: Tensor | None = kept if keep == "states" else None
+    states: Tensor | None = kept if save == "states" else None
     if states is None and (by_key or by_value):
         shape = call.kept_shape("states", x.K, x.V)
         states = do.new_empty(shape, dtype=plan.stored_states(call.dtype))
     count = turned.tiling("read").over_k(x.V)
     dq = call.empty(count, *x.q.shape) if by_key else call.parts(count, grads.q)
-    turned.read(d_late, None if by_key else dpairs, begin, None, None if keep == "states" else states, dq)
+    turned.read(d_late, None if by_key else dpairs, begin, None, None if save == "states" else states, dq)
 
     begin, dinitial = dfinal, x.states(call.N)
     if not whole:

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gsa.ops.layout import sequence_count
-from gsa.ops.operators import Shape
+from gsa.ops.calls import LinearCall, Shape, SlotCall
+from gsa.ops.sequences import sequence_count
 from gsa.ops.state import compute_dtype
 from gsa.ops.triton import plan
 from gsa.ops.triton.inside import weigh_chunks
@@ -24,20 +24,21 @@ from gsa.ops.triton.segments import Segments, counts, segments
 class Call:
     """What all kernels of one call share: how it is cut, and how products are computed."""
 
-    def __init__(self, q: Tensor, v: Tensor, cu_seqlens: Tensor | None, H: int):
-        self.B, self.T, self.cu_seqlens, self.device = q.shape[0], q.shape[1], cu_seqlens, q.device
-        self.H, self.R, self.N = H, q.shape[2] // H, sequence_count(q, cu_seqlens)
+    def __init__(self, call: LinearCall | SlotCall):
+        q, v, self.cu_seqlens, self.device = call.q, call.v, call.cu_seqlens, call.q.device
+        self.B, self.T, H = q.shape[0], q.shape[1], call.k.shape[2]
+        self.H, self.R, self.N = H, q.shape[2] // H, sequence_count(q, call.cu_seqlens)
         self.tokens = self.B * self.T
         self.dtype, self.sums = q.dtype, compute_dtype(q.dtype)
         self.target = target_of(q.device)
         self.chunk = plan.settings(self.target, q.dtype).chunk
         self.segment = plan.segment_length(self.target, self.tokens, H, max(q.shape[3], v.shape[3]))
 
-    def kept_shape(self, keep: str, rows: int, columns: int) -> Shape:
+    def kept_shape(self, save: str, rows: int, columns: int) -> Shape:
         """Of the states kept for backward: before segments, if there are several, or before chunks."""
         packed = None if self.cu_seqlens is None else self.N
         size, chunks = counts(self.B, self.T, packed, self.segment, self.chunk)
-        count = {"nothing": 0, "marks": 0 if self.segment >= self.T else size, "states": chunks}[keep]
+        count = {"nothing": 0, "marks": 0 if self.segment >= self.T else size, "states": chunks}[save]
         return (count, self.H, rows, columns)
 
     @cached_property
@@ -124,3 +125,19 @@ def add(parts: Tensor, out: Tensor) -> None:
             count=parts.shape[0],
             BLOCK=plan.ADDED_AT_ONCE,
         )
+
+
+def scaled_before(q: Tensor, scale: float) -> tuple[Tensor, float, float]:
+    """Queries, the scale that kernels apply to them, and the scale left for the gradient of the queries.
+
+    Numbers reach a kernel in single precision, so queries in fp64 are scaled before it.
+    """
+    return (q * scale, 1.0, scale) if q.dtype == torch.float64 else (q, scale, 1.0)
+
+
+def dense(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.contiguous()
+
+
+def dense_like(x: Tensor) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)

@@ -166,18 +166,18 @@ class Pass:
             **self.call.products,
         )
 
-    def forward(self, initial: Tensor | None, keep: str, out: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, initial: Tensor | None, save: str, out: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """`out` [B, T, HQ, V] filled, the final states and the kept ones."""
         call, whole = self.call, self.call.segments.whole
         late, pairs = self.score(self.q, self.k, self.readout)
-        kept = call.empty(*call.kept_shape(keep, self.K, self.V))
+        kept = call.empty(*call.kept_shape(save, self.K, self.V))
         begin, final = initial, self.states(call.N)
         if not whole:
-            begin = kept if keep == "marks" else self.states(call.segments.table.shape[0])
+            begin = kept if save == "marks" else self.states(call.segments.table.shape[0])
             self.join(initial, begin, final)
         gated, count = self.v.g is not None, self.tiling("read").over_k(self.K)
         parts = call.empty(count, *out.shape) if gated else call.parts(count, out)
-        states = kept if keep == "states" else None
+        states = kept if save == "states" else None
         self.read(late, None if gated else pairs, begin, final if whole else None, states, parts)
         if gated:
             self._mix(parts, pairs, out)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from gsa.ops.layout import sequence_bounds
+from gsa.ops.sequences import sequence_bounds
 
 
 class Segments(NamedTuple):

@@ -1,4 +1,4 @@
-"""One token by one kernel, as operators: with a new state, and in place.
+"""One token of gated slot attention by one kernel.
 
 A program owns the memories of one head of one row. It could be more than one, as keys and values fall into blocks; but
 the weights of the slots need the scores of all keys, so the value side would wait for every other program of the head,
@@ -15,8 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gsa.ops.state import SlotState, compute_dtype
-from gsa.ops.step_operators import register_step
+from gsa.ops.calls import StepCall, sums_dtype
+from gsa.ops.state import SlotState
 from gsa.ops.triton.gates import one_minus_exp
 from gsa.ops.triton.gates import readout as weights_of
 from gsa.ops.triton.launch import launch
@@ -108,26 +108,18 @@ def one_token(
         )
 
 
-def gsa_step(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    s: Tensor | None,
-    before: SlotState,
-    after: SlotState,
-    scale: float,
-    readout: str,
-) -> Tensor:
-    """o [B, HQ, V] for one token per row; fills `after`, dense and of the dtype sums are carried in, maybe `before`."""
-    dtype = compute_dtype(q.dtype)
+def step(call: StepCall, *, inplace: bool) -> tuple[Tensor, SlotState]:
+    """The output [B, HQ, V] for one token per row, and the state after it; in place, the call's own."""
+    dtype, scale = sums_dtype(call), call.scale
+    (B, HQ, K), (H, V), M = call.q.shape, call.v.shape[1:], call.g.shape[2]
+    memories = SlotState(call.memory_k, call.memory_v)
+    after = memories if inplace else SlotState(*(x.new_empty(x.shape, dtype=dtype) for x in memories))
     assert all(x.is_contiguous() and x.dtype == dtype for x in after)
-    (B, HQ, K), (H, V), M = q.shape, v.shape[1:], g.shape[2]
-    o = torch.empty((B, HQ, V), dtype=q.dtype, device=q.device)
+    o = call.q.new_empty((B, HQ, V))
     with torch.no_grad():
-        q, k, v, g = map(_readable, (q, k, v, g))
-        s = None if s is None else _readable(s)
-        before_k, before_v = (x.resolve_neg().contiguous() for x in before)
+        q, k, v, g = map(_readable, (call.q, call.k, call.v, call.g))
+        s = None if call.s is None else _readable(call.s)
+        before_k, before_v = (x.resolve_neg().contiguous() for x in memories)
         if dtype == torch.float64:
             q, scale = q * scale, 1.0  # numbers reach a kernel in single precision
     BR, BM = triton.next_power_of_2(HQ // H), max(16, triton.next_power_of_2(M))
@@ -163,23 +155,16 @@ def gsa_step(
         K=K,
         V=V,
         M=M,
-        READOUT=readout,
+        READOUT=call.readout,
         BR=BR,
         BK=min(fit, triton.next_power_of_2(K)),
         BV=min(fit, triton.next_power_of_2(V)),
         BM=BM,
     )
-    return o
+    return o, after
 
 
 def _readable(x: Tensor) -> Tensor:
     """x as kernels take it: features side by side."""
     x = x.resolve_neg()
     return x if x.stride(-1) == 1 else x.contiguous()
-
-
-def _beside(memory: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.empty(memory.shape, dtype=dtype, device=memory.device)
-
-
-step = register_step("triton", gsa_step, _beside)

@@ -16,7 +16,7 @@ import triton.language as tl
 
 from gsa.ops.triton.gates import readout
 
-# Nats of decay per token, on average over a chunk, up to which the split is taken: as in gsa.ops.decay.
+# Nats of decay per token, on average over a chunk, up to which the split is taken: as in gsa.ops.chunk.decay.
 SPLIT_LIMIT = tl.constexpr(1.0)
 
 

@@ -8,25 +8,25 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gsa.ops.decay import Decay, Early, GateGradient, Late, causal_, over_queries
-from gsa.ops.layout import Segment
-from gsa.ops.scan import Scan
-from gsa.ops.scratch import Scratch
+from gsa.ops.chunk.decay import Decay, Early, GateGradient, Late, causal_, over_queries
+from gsa.ops.chunk.grid import Segment
+from gsa.ops.chunk.scan import Scan
+from gsa.ops.chunk.scratch import Scratch
 
 
 class Pass:
     """Gated linear attention over the chunks of a segment: o_i = sum_{j<=i} (q_i . k_j) v_j, decayed on either side."""
 
-    def __init__(self, name: str, q: Late, k: Early, v: Early, scratch: Scratch, places: dict[str, str] | None = None):
+    def __init__(self, name: str, q: Late, k: Early, v: Early, scratch: Scratch, buffers: dict[str, str] | None = None):
         """q [n, R*C, K], k [n, C, K], v [n, C, V]; the gate of the key side comes with q and k, the other with v.
 
-        `places` says where in scratch memory a result goes, for those that share their place with others.
+        `buffers` names the scratch memory of results that share it with others.
         """
-        self.name, self.q, self.k, self.v, self.scratch, self.places = name, q, k, v, scratch, places or {}
+        self.name, self.q, self.k, self.v, self.scratch, self.buffers = name, q, k, v, scratch, buffers or {}
 
     def _product(self, name: str, a: Tensor, b: Tensor) -> Tensor:
-        place = self.places.get(name, f"{self.name} {name}")
-        return torch.bmm(a, b, out=self.scratch(place, a.shape[0], a.shape[1], b.shape[2]))
+        buffer = self.buffers.get(name, f"{self.name} {name}")
+        return torch.bmm(a, b, out=self.scratch(buffer, a.shape[0], a.shape[1], b.shape[2]))
 
     def state_decay(self) -> Tensor | None:
         """What a chunk leaves of the state it found; broadcasts against [n, K, V]."""

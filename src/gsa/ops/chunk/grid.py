@@ -1,4 +1,4 @@
-"""How sequences lie on a grid of chunks: ragged ends, packing and the order of work, handled once for the engines.
+"""How sequences lie on a grid of chunks: ragged ends, packing and the order of work, handled once for this engine.
 
 A batch is cut into chunks of C tokens that never cross a sequence, and the chunks into segments that are worked through
 one after another, so that scratch memory grows neither with T nor with B. A segment covers a few lanes: rows of the
@@ -12,13 +12,13 @@ Shape letters: B batch, T time, H key/value heads, R queries per key/value head,
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from gsa.errors import GSAError
-from gsa.ops.scratch import scratch_for
+from gsa.ops.calls import LinearCall, SlotCall
+from gsa.ops.chunk.scratch import scratch_for
+from gsa.ops.sequences import sequence_bounds
 from gsa.ops.state import compute_dtype
 
 MAX_CHUNK = 64
@@ -28,24 +28,6 @@ MIN_CHUNK = 16
 SEGMENT_ELEMENTS = 1 << 19
 # A segment takes more lanes only if it still has so many chunks: states are kept for the backward pass per segment.
 CHUNKS_BEFORE_LANES = 8
-
-
-def sequence_count(x: Tensor, cu_seqlens: Tensor | None) -> int:
-    """N: the rows of x, or the packed sequences."""
-    return x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-
-
-def sequence_bounds(B: int, T: int, cu_seqlens: Tensor | None) -> list[tuple[int, int, int]]:
-    """(row, start, stop) of every sequence; checks the values of cu_seqlens."""
-    if cu_seqlens is None:
-        return [(b, 0, T) for b in range(B)]
-    bounds = cu_seqlens.tolist()
-    if bounds[0] != 0 or bounds[-1] != T:
-        raise GSAError(f"cu_seqlens must run from 0 to T = {T}, but runs from {bounds[0]} to {bounds[-1]}")
-    for n, (start, stop) in enumerate(pairwise(bounds)):
-        if stop < start:
-            raise GSAError(f"cu_seqlens must not decrease, but entry {n + 1} is {stop} after {start}")
-    return [(0, start, stop) for start, stop in pairwise(bounds)]
 
 
 @dataclass
@@ -61,7 +43,7 @@ class Segment:
     """The rows of the batch it covers."""
     tokens: slice
     """The part of time it covers."""
-    places: Tensor | None
+    positions: Tensor | None
     """Where on the grid each of the tokens stands; None if they fill it, otherwise the rest is padding."""
     held: Tensor | int
     """Tokens in each chunk, for every lane and head of it [n, 1, 1]; or C, if they fill it."""
@@ -99,7 +81,7 @@ def plan(B: int, T: int, heads: int, width: int, sequences: int | None) -> Plan:
     return Plan(lanes, C, segment_chunks, groups * chunks, groups * -(-chunks // segment_chunks))
 
 
-class Layout:
+class Grid:
     """The chunk grid of one call, and the way of tensors onto it and back."""
 
     def __init__(self, plan: Plan, q: Tensor, H: int, cu_seqlens: Tensor | None):
@@ -135,11 +117,11 @@ class Layout:
         before = self.segments[-1].first_chunk + self.segments[-1].chunks if self.segments else 0
         for c in range(0, len(first), self.plan.segment_chunks):
             here = range(c, min(c + self.plan.segment_chunks, len(first)))
-            places: Tensor | None = None
+            positions: Tensor | None = None
             held: Tensor | int = C
             if any(length[i] < C for i in here):
                 lengths = torch.tensor([length[i] for i in here])
-                places = (torch.arange(C) < lengths[:, None]).flatten().nonzero().squeeze(1).to(device)
+                positions = (torch.arange(C) < lengths[:, None]).flatten().nonzero().squeeze(1).to(device)
                 held = lengths.repeat_interleave((lanes.stop - lanes.start) * self.H)[:, None, None].to(device)
             self.segments.append(
                 Segment(
@@ -148,7 +130,7 @@ class Layout:
                     len(here),
                     lanes,
                     slice(first[here[0]], first[here[-1]] + length[here[-1]]),
-                    places,
+                    positions,
                     held,
                     {i - c: starts[i] for i in here if i in starts},
                     {i - c: ends[i] for i in here if i in ends},
@@ -159,8 +141,8 @@ class Layout:
         """The segment's part of x [B, T, H * R, X] as [n, R * C, X], times `scale`, with padding zero."""
         C, X = self.C, x.shape[3]
         part = x[seg.lanes, seg.tokens]
-        if seg.places is not None:
-            part = part.new_zeros(part.shape[0], seg.chunks * C, *x.shape[2:]).index_copy_(1, seg.places, part)
+        if seg.positions is not None:
+            part = part.new_zeros(part.shape[0], seg.chunks * C, *x.shape[2:]).index_copy_(1, seg.positions, part)
         grid = part.view(part.shape[0], seg.chunks, C, self.H, -1, X).permute(1, 0, 3, 4, 2, 5)
         out = self.scratch(name, *grid.shape)
         if scale != 1.0 and grid.dtype == out.dtype:
@@ -178,7 +160,18 @@ class Layout:
         grid = y.view(seg.chunks, lanes, self.H, -1, C, y.shape[2]).permute(1, 0, 4, 2, 3, 5)
         if scale != 1.0:
             grid = grid.mul_(scale)
-        if seg.places is None:
+        if seg.positions is None:
             part.view(grid.shape).copy_(grid)
         else:
-            part.copy_(grid.reshape(lanes, seg.chunks * C, *out.shape[2:]).index_select(1, seg.places))
+            part.copy_(grid.reshape(lanes, seg.chunks * C, *out.shape[2:]).index_select(1, seg.positions))
+
+
+def plan_of(call: LinearCall | SlotCall) -> Plan:
+    """The plan of a call, from shapes alone."""
+    B, T, heads, K = call.q.shape
+    sequences = None if call.cu_seqlens is None else call.cu_seqlens.shape[0] - 1
+    return plan(B, T, heads, max(K, call.v.shape[3]), sequences)
+
+
+def grid_of(call: LinearCall | SlotCall) -> Grid:
+    return Grid(plan_of(call), call.q, call.k.shape[2], call.cu_seqlens)

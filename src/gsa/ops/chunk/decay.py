@@ -25,7 +25,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from gsa.ops.scratch import Scratch
+from gsa.ops.chunk.scratch import Scratch
 
 # Nats of decay per token, on average over a chunk, up to which the split is taken. For fp32 that is 64 nats over 64
 # tokens, of which each factor spans half: e^32 leaves room for results of 1e22. In a shorter chunk the same rate is the

@@ -22,8 +22,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gsa.ops.layout import sequence_bounds
-from gsa.ops.scratch import Scratch, scratch_for, trims_scratch
+from gsa.ops.calls import Gradients, ScanCall, Shape, Tensors, sums_dtype
+from gsa.ops.chunk.scratch import Scratch, scratch_for, trims_scratch
+from gsa.ops.sequences import most_marks, sequence_bounds
 from gsa.ops.state import compute_dtype
 
 # Numbers in the states of all tokens of a segment: enough for large operations, few enough for a cache.
@@ -38,17 +39,10 @@ def _segment_tokens(E: int, S: int) -> int:
     return max(MIN_SEGMENT, SEGMENT_ELEMENTS // (E * S))
 
 
-def kept_shape(u: Tensor, A: Tensor, cu_seqlens: Tensor | None, keep: str) -> tuple[int, ...]:
-    """Of the states [S, E] that forward keeps, from shapes alone."""
-    E, S = A.shape
-    L = _segment_tokens(E, S)
-    if keep == "nothing":
-        count = 0
-    elif cu_seqlens is None:
-        count = u.shape[0] * -(-u.shape[1] // L)
-    else:
-        count = u.shape[1] // L + cu_seqlens.shape[0] - 1
-    return (count, S, E)
+def saved_shapes(call: ScanCall) -> tuple[Shape, ...]:
+    """Of the states [S, E] that forward keeps, at the beginnings of segments."""
+    E, S = call.A.shape
+    return ((most_marks(call.u, call.cu_seqlens, call.save, _segment_tokens(E, S)), S, E),)
 
 
 @dataclass
@@ -212,78 +206,54 @@ def _one_token(u: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, initial: 
 
 
 @trims_scratch
-def forward(
-    u: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    initial: Tensor | None,
-    cu_seqlens: Tensor | None,
-    keep: str,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """y [B, T, E], final states [N, E, S], kept states."""
-    dtype, N = compute_dtype(u.dtype), u.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    kept = u.new_empty(kept_shape(u, A, cu_seqlens, keep), dtype=dtype)
-    if u.shape[1] == 1 and cu_seqlens is None and keep == "nothing":
-        return *_one_token(u, dt, A, B, C, initial), kept
+def forward(call: ScanCall) -> tuple[Tensors, Tensors]:
+    """Outputs [B, T, E] and final states [N, E, S]; kept states."""
+    u, dt, A, B, C, initial, cu_seqlens, save = call
+    (_, final_shape), (kept_shape,), dtype = call.result_shapes(), saved_shapes(call), sums_dtype(call)
+    kept = u.new_empty(kept_shape, dtype=dtype)
+    if u.shape[1] == 1 and cu_seqlens is None and save == "nothing":
+        return _one_token(u, dt, A, B, C, initial), (kept,)
     scratch = scratch_for(dtype, u.device)
     y = u.new_empty(u.shape)
-    final = u.new_zeros((N, *A.shape), dtype=dtype) if initial is None else initial.clone()
+    final = u.new_zeros(final_shape, dtype=dtype) if initial is None else initial.clone()
     rate, inputs = A.to(dtype).T.contiguous(), [_tokens(x) for x in (u, dt, B, C)]
     for group in _all_lanes(u, A, cu_seqlens):
         state = final[group.sequences].mT.contiguous()  # [n, S, E]
         for seg in _segments(group, rate):
-            if keep != "nothing":
+            if save != "nothing":
                 kept[seg.marks] = state[seg.lanes]
             x = _Stretch(seg, scratch, rate, *inputs)
             h = x.states(state[seg.lanes])
             x.store(_tokens(y), _rows(x.C, h[1:]))
             state[seg.lanes] = h[-1, x.blocks - 1 :: x.blocks]
         final[group.sequences] = state.mT
-    return y, final, kept
+    return (y, final), (kept,)
 
 
 @trims_scratch
-def backward(
-    dy: Tensor,
-    dfinal: Tensor | None,
-    u: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    initial: Tensor | None,
-    cu_seqlens: Tensor | None,
-    kept: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+def backward(call: ScanCall, saved: Tensors, gradients: Gradients) -> Gradients:
     """Gradients of u, dt, A, B, C and the initial states."""
-    dtype, N = kept.dtype, u.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    u, dt, A, B, C, _, cu_seqlens, _ = call
+    (kept,), (dout, dfinal), dtype = saved, gradients, sums_dtype(call)
+    assert dout is not None
     scratch = scratch_for(dtype, u.device)
     du, ddt, dB, dC = (x.new_empty(x.shape) for x in (u, dt, B, C))
-    dinitial = u.new_zeros((N, *A.shape), dtype=dtype) if dfinal is None else dfinal.clone()
-    rate, inputs, dy = A.to(dtype).T.contiguous(), [_tokens(x) for x in (u, dt, B, C)], _tokens(dy)
+    dinitial = u.new_zeros(call.result_shapes()[1], dtype=dtype) if dfinal is None else dfinal.clone()
+    rate, inputs, dout = A.to(dtype).T.contiguous(), [_tokens(x) for x in (u, dt, B, C)], _tokens(dout)
     drate = torch.zeros_like(rate)
     for group in _all_lanes(u, A, cu_seqlens):
         dstate = dinitial[group.sequences].mT.contiguous()
         for seg in reversed(list(_segments(group, rate))):
             x = _Stretch(seg, scratch, rate, *inputs)
-            dout = x.load(dy, masked=True)
+            dy = x.load(dout, masked=True)
             h = x.states(kept[seg.marks])
-            d, dstate[seg.lanes] = x.gradients(dout, dstate[seg.lanes])
+            d, dstate[seg.lanes] = x.gradients(dy, dstate[seg.lanes])
             dx = _rows(x.B, d)
             x.store(_tokens(dB), _columns(d, x.x))
-            x.store(_tokens(dC), _columns(h[1:], dout))
+            x.store(_tokens(dC), _columns(h[1:], dy))
             x.store(_tokens(du), dx * x.dt)
             through = x.decay.mul_(h[:-1]).mul_(d)  # the gradient of dt A
             x.store(_tokens(ddt), dx * x.u + torch.mul(through, rate, out=d).sum(2))
             drate += through.mul_(x.dt[:, :, None, :]).sum((0, 1))
         dinitial[group.sequences] = dstate.mT
-    du, ddt, dA, dB, dC = map(_laid_out, (u, dt, A, B, C), (du, ddt, drate.T.to(A.dtype), dB, dC))
-    return du, ddt, dA, dB, dC, dinitial
-
-
-def _laid_out(x: Tensor, gradient: Tensor) -> Tensor:
-    """The gradient of x as torch.empty_like(x) would lie, which is what compiled code expects."""
-    like = torch.empty_like(x)
-    return gradient if like.stride() == gradient.stride() else like.copy_(gradient)
+    return du, ddt, drate.T.to(A.dtype), dB, dC, dinitial

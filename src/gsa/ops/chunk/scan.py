@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from gsa.ops.layout import Layout, Plan, Segment
+from gsa.ops.chunk.grid import Grid, Plan, Segment
 
 if TYPE_CHECKING:
-    from gsa.ops.passes import Pass
+    from gsa.ops.chunk.passes import Pass
 
 
 class Scan:
@@ -22,11 +22,11 @@ class Scan:
     The states between chunks are scratch: they last until the next scan in the same direction.
     """
 
-    def __init__(self, name: str, layout: Layout, shape: tuple[int, int], entering: Tensor | None):
-        self.name, self.shape, self.entering, self.scratch = name, shape, entering, layout.scratch
+    def __init__(self, name: str, grid: Grid, shape: tuple[int, int], entering: Tensor | None):
+        self.name, self.shape, self.entering, self.scratch = name, shape, entering, grid.scratch
         self.running: Tensor | None = None
         """The state between two segments [lanes * H, K, V]; the first segment of a sequence needs none."""
-        self.leaving = layout.scratch.empty.new_zeros(layout.N, layout.H, *shape)
+        self.leaving = grid.scratch.empty.new_zeros(grid.N, grid.H, *shape)
         """The state each sequence ends with; an empty one ends as it began."""
         if entering is not None:
             self.leaving.copy_(entering)
@@ -66,9 +66,9 @@ class Scan:
 class Memory:
     """The state of one pass over the whole call: moves forward, keeps what backward will want, then replays it."""
 
-    def __init__(self, name: str, layout: Layout, keep: str, kept: Tensor, initial: Tensor | None):
-        self.scan = Scan(name, layout, (kept.shape[2], kept.shape[3]), initial)
-        self.keep, self.kept = keep, kept
+    def __init__(self, name: str, grid: Grid, save: str, kept: Tensor, initial: Tensor | None):
+        self.scan = Scan(name, grid, (kept.shape[2], kept.shape[3]), initial)
+        self.save, self.kept = save, kept
 
     @property
     def final(self) -> Tensor:
@@ -77,22 +77,22 @@ class Memory:
     def forward(self, seg: Segment, x: Pass) -> Tensor:
         """States before the chunks of the segment [n, K, V]."""
         states = self.scan.through(seg, x.k.border, x.v.border, x.state_decay())[:-1]
-        if self.keep == "marks":
+        if self.save == "marks":
             self.kept[seg.index, : states.shape[1]] = states[0]
-        elif self.keep == "states":
+        elif self.save == "states":
             self.kept[seg.first_chunk : seg.first_chunk + seg.chunks, : states.shape[1]] = states
         return states.flatten(0, 1)
 
     def replay(self, seg: Segment, x: Pass) -> Tensor:
         """The same again, from what was kept; segments in any order."""
         n = x.k.raw.shape[0] // seg.chunks  # lanes * H
-        if self.keep == "states":
+        if self.save == "states":
             return self.kept[seg.first_chunk : seg.first_chunk + seg.chunks, :n].flatten(0, 1)
         self.scan.running = self.kept[seg.index, :n]
         return self.scan.through(seg, x.k.border, x.v.border, x.state_decay())[:-1].flatten(0, 1)
 
 
-def memory_shape(plan: Plan, keep: str, H: int, K: int, V: int) -> tuple[int, int, int, int]:
+def memory_shape(plan: Plan, save: str, H: int, K: int, V: int) -> tuple[int, int, int, int]:
     """Shape of what a Memory keeps: states at segments, at chunks, or nothing."""
-    count = {"nothing": 0, "marks": plan.max_segments, "states": plan.max_chunks}[keep]
+    count = {"nothing": 0, "marks": plan.max_segments, "states": plan.max_chunks}[save]
     return (count, plan.lanes * H, K, V)

@@ -1,0 +1,1 @@
+"""The engine `chunk`: the chunkwise forms in torch, on any device."""

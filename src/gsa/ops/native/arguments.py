@@ -1,0 +1,120 @@
+"""The arguments of the compiled operators: tensors to pointers. What reaches C++ was checked before, by gsa.ops and
+here."""
+
+from __future__ import annotations
+
+from ctypes import byref, c_int64
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gsa.errors import GSAError
+from gsa.ops.calls import LinearCall, SlotCall
+from gsa.ops.native.structs import CallShape, CallTensor
+from gsa.ops.readout import READOUTS
+from gsa.ops.sequences import most_marks, sequence_bounds
+
+CHUNK = 64
+"""Tokens in a chunk; csrc/operator.h has the same."""
+MARK_CHUNKS = 4
+"""The forward pass keeps a state at every so many chunks; the backward pass computes those between them again."""
+
+MOST_FEATURES, MOST_QUERIES = 1 << 24, 1 << 16
+"""So that no index in C++ overflows."""
+
+_DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
+READOUT_CODES = {name: code for code, name in enumerate(("softmax", "identity", "swish", "relu", "relu2"))}
+assert READOUT_CODES.keys() == READOUTS.keys()
+
+
+class Arguments:
+    """A structure being filled; holds the tensors whose memory it points to."""
+
+    def __init__(self, struct: Any):
+        self.struct = struct
+        self.alive: list[Any] = []
+
+    def tensors(self, **tensors: Tensor | None) -> None:
+        """Tensors [B, T, heads, width], or [B, heads, width] for a step; copied if their last dimension has gaps."""
+        for name, x in tensors.items():
+            if x is None:
+                continue
+            x = _plain(x)
+            if x.shape[-1] > 1 and x.stride(-1) != 1:
+                x = x.contiguous()
+            if x.shape[-1] > MOST_FEATURES:
+                raise GSAError(f"{name} has heads of {x.shape[-1]}, the native engine takes at most {MOST_FEATURES}")
+            self.alive.append(x)
+            strides = x.stride()
+            time = strides[1] if x.dim() == 4 else 0
+            setattr(
+                self.struct,
+                name,
+                CallTensor(x.data_ptr(), strides[0], time, strides[-2], _DTYPES[x.dtype], x.shape[-1]),
+            )
+
+    def states(self, dtype: torch.dtype, **states: Tensor | None) -> None:
+        """Dense states of the dtype that sums are carried in."""
+        for name, x in states.items():
+            if x is None:
+                continue
+            x = _plain(x).to(dtype).contiguous()
+            self.alive.append(x)
+            setattr(self.struct, name, x.data_ptr())
+
+    def shape(
+        self, q: Tensor, heads: int, cu_seqlens: Tensor | None, scale: float = 1.0, save: str = "nothing"
+    ) -> None:
+        """Sequences and heads of a call with queries q [B, T, HQ, K]."""
+        if cu_seqlens is None:
+            bounds = _rows(q.shape[0], q.shape[1])
+        else:
+            found = sequence_bounds(q.shape[0], q.shape[1], cu_seqlens)
+            bounds = tuple((c_int64 * len(found))(*column) for column in zip(*found, strict=True)) or _rows(0, 0)
+        self.alive.append(bounds)
+        self.struct.shape = CallShape(
+            len(bounds[0]),
+            *bounds,
+            heads,
+            queries_per_head(q.shape[2], heads),
+            _mark_chunks(save),
+            torch.get_num_threads(),
+            q.dtype == torch.float64,
+            scale,
+        )
+
+    def run(self, function: Any, *arguments: int) -> None:
+        if function(byref(self.struct), *arguments):
+            raise MemoryError("the native engine could not get its working memory")
+
+
+def queries_per_head(query_heads: int, heads: int) -> int:
+    queries = query_heads // heads
+    if queries > MOST_QUERIES:
+        raise GSAError(f"q has {queries} heads per head of k, the native engine takes at most {MOST_QUERIES}")
+    return queries
+
+
+def kept_states(call: LinearCall | SlotCall) -> int:
+    """How many states the forward pass may keep."""
+    return most_marks(call.q, call.cu_seqlens, call.save, CHUNK * _mark_chunks(call.save))
+
+
+def _mark_chunks(save: str) -> int:
+    return 1 if save == "states" else MARK_CHUNKS
+
+
+@lru_cache(64)
+def _rows(B: int, T: int) -> tuple[Any, ...]:
+    """Rows, starts and stops of a batch that is not packed."""
+    kind = c_int64 * B
+    return kind(*range(B)), kind(), kind(*[T] * B)
+
+
+def _plain(x: Tensor) -> Tensor:
+    """x with its numbers in memory as they are; nothing else may reach C++."""
+    if x.device.type != "cpu":
+        raise GSAError(f"the native engine runs on the CPU, got a tensor on {x.device}")
+    return x.resolve_neg() if x.is_neg() else x

@@ -1,0 +1,45 @@
+"""Gated linear attention by the compiled kernels."""
+
+from __future__ import annotations
+
+from gsa.ops.calls import Gradients, LinearCall, Shape, Tensors, sums_dtype
+from gsa.ops.native.arguments import Arguments, kept_states
+from gsa.ops.native.results import empty, empty_like
+from gsa.ops.native.structs import LinearAttention, compiled
+
+
+def saved_shapes(call: LinearCall) -> tuple[Shape, ...]:
+    """Of the kept states [K, V]."""
+    return ((kept_states(call), *call.k.shape[2:], call.v.shape[3]),)
+
+
+def forward(call: LinearCall) -> tuple[Tensors, Tensors]:
+    """Outputs [B, T, HQ, V] and final states [N, H, K, V]; kept states."""
+    dtype, (o_shape, final_shape), (kept_shape,) = sums_dtype(call), call.result_shapes(), saved_shapes(call)
+    o, final, kept = empty(o_shape, call.q.dtype), empty(final_shape, dtype), empty(kept_shape, dtype)
+    arguments = _arguments(call)
+    arguments.tensors(o=o)
+    arguments.states(dtype, initial=call.initial, final=final, kept=kept)
+    arguments.run(compiled().gsa_linear_attention, 0)
+    return (o, final), (kept,)
+
+
+def backward(call: LinearCall, saved: Tensors, gradients: Gradients) -> Gradients:
+    """Gradients of q, k, v, gk, gv and the initial states."""
+    (kept,), (do, dfinal), dtype = saved, gradients, sums_dtype(call)
+    dq, dk, dv = map(empty_like, (call.q, call.k, call.v))
+    dgk, dgv = (None if x is None else empty_like(x) for x in (call.gk, call.gv))
+    dinitial = empty(call.result_shapes()[1], dtype)
+    arguments = _arguments(call)
+    arguments.tensors(d_o=do, dq=dq, dk=dk, dv=dv, dgk=dgk, dgv=dgv)
+    arguments.states(dtype, kept=kept, dfinal=dfinal, dinitial=dinitial)
+    arguments.run(compiled().gsa_linear_attention, 1)
+    return dq, dk, dv, dgk, dgv, dinitial
+
+
+def _arguments(call: LinearCall) -> Arguments:
+    """The inputs, as C++ takes them."""
+    arguments = Arguments(LinearAttention())
+    arguments.shape(call.q, call.k.shape[2], call.cu_seqlens, call.scale, call.save)
+    arguments.tensors(q=call.q, k=call.k, v=call.v, gk=call.gk, gv=call.gv)
+    return arguments

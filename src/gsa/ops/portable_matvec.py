@@ -1,0 +1,38 @@
+"""Matrix-vector products for decoding in torch, on any device.
+
+Letters: K columns of the matrix, C blocks of them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from gsa.ops.calls import MatvecCall
+from gsa.ops.packed import COLUMNS
+
+
+def matvec(call: MatvecCall) -> Tensor:
+    """y [..., N] = W x, and whatever goes with it; in `out` if the call has one."""
+    x, width = call.x, call.weight.K
+    if call.norm is not None:
+        x = F.rms_norm(x, (width,), *call.norm)
+    if call.swiglu:
+        gate, value = x.chunk(2, -1)
+        x = F.silu(gate) * value
+    if call.activations == "int8":
+        q, scale = quantise_activations(x)
+        x = (scale * q.float()).flatten(-2)[..., :width]
+    y = F.linear(x, call.weight.unpack())
+    if call.residual is not None:
+        y = y + call.residual
+    return y if call.out is None else call.out.copy_(y)
+
+
+def quantise_activations(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Integers (int8) and scales of x [..., K], for each 32 values: [..., C, 32] and [..., C, 1], filled with zeros."""
+    blocks = F.pad(x, (0, -x.shape[-1] % COLUMNS)).unflatten(-1, (-1, COLUMNS))
+    highest = blocks.abs().amax(-1, keepdim=True)
+    q = torch.where(highest > 1e-30, blocks * (127 / highest), 0).round()
+    return q.nan_to_num(0).to(torch.int8), highest / 127 + (blocks * 0).sum(-1, keepdim=True)  # NaN if not finite

@@ -1,6 +1,7 @@
 """Bad input is refused with a sentence that names the operation, the argument, what came and what was expected."""
 
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from gsa.ops import (
     attention_with_bounded_memory,
     backends,
     check_values,
+    engines,
     gated_linear_attention,
     gated_slot_attention,
     gated_slot_attention_step,
@@ -78,15 +80,14 @@ SLOT_MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "packed nothing": ({"cu_seqlens": torch.tensor([], dtype=torch.int64)}, "cu_seqlens is empty"),
     "backend type": ({"backend": 3}, "backend must be a name, got int"),
-    "backend": ({"backend": "chunks"}, "backend: unknown engine 'chunks'; expected 'auto' or one of 'reference'"),
+    "backend": ({"backend": "chunks"}, "unknown engine 'chunks'; expected 'auto' or one of 'reference'"),
 }
 
 
 @pytest.mark.parametrize("name", SLOT_MISTAKES)
 def test_slot_attention(name: str) -> None:
     wrong, message = SLOT_MISTAKES[name]
-    operation = "" if name.startswith("backend") else "gated_slot_attention: "
-    with pytest.raises(GSAError, match="^" + re.escape(operation + message)):
+    with pytest.raises(GSAError, match="^" + re.escape("gated_slot_attention: " + message)):
         gated_slot_attention(**(slot_arguments() | wrong))
 
 
@@ -186,9 +187,10 @@ def test_backends() -> None:
 def test_use_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     """It decides what "auto" means, loses to a backend that is named, and ends with its context."""
     used = []
-    for name, entry in list(registry.ENGINES.items()):
-        spy = registry.Engine(lambda name=name, load=entry.load: used.append(name) or load())  # type: ignore[misc]
-        monkeypatch.setitem(registry.ENGINES, name, spy)
+    for name in engines.MODULES:
+        module = getattr(engines, name)
+        spy = lambda call, name=name, run=module.gated_slot_attention: used.append(name) or run(call)  # noqa: E731
+        monkeypatch.setattr(module, "gated_slot_attention", spy)
     x = slot_arguments()
     gated_slot_attention(**x)
     with use_backend("reference"):
@@ -201,8 +203,10 @@ def test_use_backend(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_engine_that_cannot_run_is_never_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    missing = registry.Engine(registry.ENGINES["chunk"].load, lambda device: "no such hardware")
-    monkeypatch.setitem(registry.ENGINES, "imaginary", missing)
+    monkeypatch.setitem(engines.MODULES, "imaginary", "gsa.ops.chunk.engine")
+    monkeypatch.setitem(
+        registry.AVAILABILITY, "imaginary", SimpleNamespace(unavailable=lambda device: "no such hardware")
+    )
     assert backends()["imaginary"] == "no such hardware"
     with pytest.raises(BackendUnavailable, match="'imaginary' cannot run here: no such hardware"):
         gated_slot_attention(**slot_arguments(), backend="imaginary")

@@ -17,6 +17,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gsa.errors import BackendUnavailable, GSAError
+from gsa.ops import use_backend
+from gsa.ops.calls import MatvecCall
 from gsa.ops.linear import PackedWeight, matvec, pack, quantise_activations
 from gsa.ops.native import library
 from gsa.ops.native import linear as native
@@ -95,9 +97,8 @@ def test_integers_are_exact_everywhere(isa: str, format: str) -> None:
     assert torch.equal(weight.unpack(), values.flatten(1))
     exact = x.flatten(1) @ values.flatten(1).T
     assert torch.equal(matvec(weight, x.flatten(1), activations="int8", backend="native"), exact)
-    portable = torch.empty(5, 50)
-    native.matvec(weight, x.flatten(1), 5, "int8-portable", None, False, None, portable)
-    assert torch.equal(portable, exact)
+    portable = MatvecCall(weight, x.flatten(1), 5, "int8-portable", None, False, None, None)
+    assert torch.equal(native.matvec(portable), exact)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -349,7 +350,7 @@ def _shared() -> dict[str, Tensor]:
         ({"out": torch.empty(10).bfloat16()}, "out is torch.bfloat16 [10]"),
         ({"out": torch.empty(20)[::2]}, "out must be contiguous"),
         (_shared(), "out shares memory with what is read"),
-        ({"backend": "abacus"}, "unknown backend 'abacus'"),
+        ({"backend": "abacus"}, "unknown engine 'abacus'"),
     ],
 )
 def test_matvec_refuses(changes: dict, message: str, backend: str) -> None:
@@ -366,6 +367,14 @@ def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(matvec(weight, x), matvec(weight, x, backend="reference"))
     with pytest.raises(BackendUnavailable, match="matvec: 'native' cannot run here: it is not built"):
         matvec(weight, x, backend="native")
+
+
+def test_use_backend_holds() -> None:
+    weight, x = pack(torch.randn(10, 8), "fp32"), torch.randn(8)
+    with use_backend("triton"), pytest.raises(BackendUnavailable, match="matvec: the engine 'triton' has no such"):
+        matvec(weight, x)
+    with use_backend("chunk"):
+        assert torch.equal(matvec(weight, x), matvec(weight, x, backend="reference"))
 
 
 @needs_native

@@ -66,11 +66,10 @@ def test_the_sanitizers_see_the_library(sanitized: dict[str, str]) -> None:
     """A state that is one number too short is noticed, so that the test above can fail."""
     code = """
 import torch
-from gsa.ops.native import kernels
-from gsa.ops.state import SlotState
+from gsa.ops.calls import StepCall
+from gsa.ops.native.step import step
 q = torch.randn(1, 1, 8)
-state = SlotState(torch.zeros(1, 1, 8, 8), torch.zeros(63))
-kernels.gsa_step(q, q, q, q, None, state, state, 1.0, "softmax")
+step(StepCall(q, q, q, q, None, torch.zeros(1, 1, 8, 8), torch.zeros(63), 1.0, "softmax"), inplace=True)
 """
     run = subprocess.run([sys.executable, "-c", code], env=sanitized, capture_output=True, text=True, check=False)
     assert run.returncode != 0

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from gsa.errors import BackendUnavailable, GSAError
-from gsa.ops import SlotState, gated_slot_attention, registry
+from gsa.ops import SlotState, engines, gated_slot_attention, registry
+from gsa.ops.calls import SlotCall
 from gsa.ops.triton import availability, plan, segments
 from gsa.ops.triton.launch import TARGETS, Target, recording
 from tests.ops.cases import Case, assert_close, linear_inputs, linear_results, slot_inputs, slot_results
@@ -128,8 +129,8 @@ def test_gradients_lie_as_compilers_expect() -> None:
     )
     *_, scores, kept_k, kept_v = torch.ops.gsa.triton_gsa(*slots)
     grads = torch.ops.gsa.triton_gsa_backward(
-        torch.ones_like(v), None, None, *(t.detach() for t in (q, k, v, g, s)), *[None] * 3, scores.detach(),
-        kept_k.detach(), kept_v.detach(), 1.0, "softmax", "marks"
+        torch.ones_like(v), None, None, *(t.detach() for t in (q, k, v, g, s)), *[None] * 3, 1.0, "softmax", "marks",
+        scores.detach(), kept_k.detach(), kept_v.detach()
     )  # fmt: skip
     for t, grad in zip((q, k, v, g, s), grads, strict=False):
         assert grad.stride() == torch.empty_like(t).stride()
@@ -138,13 +139,13 @@ def test_gradients_lie_as_compilers_expect() -> None:
 def test_grids_have_one_dimension_and_nothing_is_atomic() -> None:
     sources = [path.read_text() for path in Path(plan.__file__).parent.glob("*.py")]
     assert not any("atomic_" in source for source in sources)
-    from gsa.ops.triton.kernels import gsa_forward
+    from gsa.ops.triton.slot_attention import forward
 
     # More than 2**32 entries in q, and more than 65535 programs.
     q = torch.empty(64, 65536, 8, 256, dtype=torch.bfloat16, device="meta")
     g = torch.empty(64, 65536, 8, 64, device="meta")
     with recording(TARGETS["sm_90"]) as launches:
-        gsa_forward(q, q, q, g, None, None, None, None, 1.0, "softmax", "marks")
+        forward(SlotCall(q, q, q, g, None, None, None, None, 1.0, "softmax", "marks"))
     assert all(isinstance(x.programs, int) and 0 < x.programs < 2**31 for x in launches)
     assert max(x.programs for x in launches) > 65535
 
@@ -160,6 +161,7 @@ def test_long_and_short_sequences_fill_the_processors(target: Target) -> None:
 
 
 def test_it_is_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert engines.triton is not None  # its kernels are defined while TRITON_INTERPRET is set
     monkeypatch.delenv("TRITON_INTERPRET")
     x = slot_inputs(Case(T=3))
     with pytest.raises(BackendUnavailable, match="NVIDIA and AMD GPUs, not on cpu"):

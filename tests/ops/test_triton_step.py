@@ -11,6 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from gsa.errors import GSAError
 from gsa.ops import SlotState, gated_slot_attention_step, use_backend
+from gsa.ops.calls import StepCall
 from tests.device import DEVICE
 from tests.ops.cases import GATES, Case, in_double, relative_error, slot_inputs, slot_results
 
@@ -228,11 +229,10 @@ def test_offsets_beyond_32_bits(tmp_path: Path) -> None:
 def test_double_precision_does_not_pass_through_single() -> None:
     """Numbers reach a compiled kernel in single precision, and so a scale must not."""
     from gsa.ops.triton.launch import TARGETS, recording
-    from gsa.ops.triton.step import gsa_step
+    from gsa.ops.triton.step import step
 
     token, state = _token(TINY, torch.float64)
     absent = [x.to("meta") for x in (*token, *state)]
-    memories = SlotState(*absent[4:])
     with recording(TARGETS["sm_90"]) as launches:
-        gsa_step(*absent[:4], None, memories, memories, 0.3, "softmax")
+        step(StepCall(*absent[:4], None, *absent[4:], 0.3, "softmax"), inplace=True)
     assert [launch.arguments["scale"] for launch in launches] == [1.0]

@@ -5,7 +5,7 @@ To torch an operator is opaque, so autograd uses the backward pass written by ha
 
 from __future__ import annotations
 
-from typing import Any, Generic, get_type_hints
+from typing import Any, Generic, cast, get_type_hints
 
 import torch
 from torch import Tensor
@@ -53,7 +53,7 @@ class Operator(Generic[Call]):
     def __call__(self, call: Call) -> Tensors:
         """The results, as part of autograd's graph if there is one."""
         if not self._has_graph(call):
-            call = call._replace(save="nothing")
+            call = cast("Call", call._replace(save="nothing"))
             if self.direct and not needs_operator(*call):
                 with raised_by(self.operation.name):
                     return self.kernels.forward(call)[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,11 +14,8 @@ from gsa.ops import engines
 from gsa.ops.native import library
 from gsa.ops.triton import availability
 
-# Why an engine cannot run on a device (None: any), or None if it can. Engines that are not named run anywhere.
-UNAVAILABLE: dict[str, Callable[[torch.device | None], str | None]] = {
-    "native": library.unavailable,
-    "triton": availability.unavailable,
-}
+# Where `unavailable(device)` says why an engine cannot run. Engines that are not named run anywhere.
+AVAILABILITY: dict[str, Any] = {"native": library, "triton": availability}
 # What "auto" tries, in order, per device type; "other" is for the rest.
 PREFERENCE: dict[str, tuple[str, ...]] = {
     "cpu": ("native", "chunk"),
@@ -54,7 +51,7 @@ def use_backend(name: str) -> Iterator[None]:
     ...     o, _ = gated_linear_attention(q, k, v)
     """
     if name != "auto":
-        _check_usable(name, None)
+        _check_usable(name, None, "use_backend")
     previous, _chosen.name = _chosen.name, name
     try:
         yield
@@ -62,15 +59,15 @@ def use_backend(name: str) -> Iterator[None]:
         _chosen.name = previous
 
 
-def engine_name(backend: str, device: torch.device, operation: str) -> str:
+def engine_name(backend: str, device: torch.device, operation: str = "gated_slot_attention") -> str:
     """The engine asked for, by name or by `use_backend`, or the best one for the device that has the operation."""
     if not isinstance(backend, str):
-        raise GSAError(f"backend must be a name, got {type(backend).__name__}")
+        raise GSAError(f"{operation}: backend must be a name, got {type(backend).__name__}")
     name = _chosen.name if backend == "auto" else backend
     if name == "auto":
         candidates = PREFERENCE.get(device.type, PREFERENCE["other"])
         return next(c for c in candidates if _unavailable(c, device) is None and _has(c, operation))
-    _check_usable(name, device)
+    _check_usable(name, device, operation)
     if not _has(name, operation):
         raise BackendUnavailable(f"{operation}: the engine {name!r} has no such operation; use another, or 'auto'")
     return name
@@ -86,13 +83,18 @@ def _has(name: str, operation: str) -> bool:
 
 
 def _unavailable(name: str, device: torch.device | None) -> str | None:
-    return UNAVAILABLE[name](device) if name in UNAVAILABLE else None
+    """Why an engine cannot run on a device (None: any), or None if it can."""
+    if name not in AVAILABILITY:
+        return None
+    reason: str | None = AVAILABILITY[name].unavailable(device)
+    return reason
 
 
-def _check_usable(name: str, device: torch.device | None) -> None:
+def _check_usable(name: str, device: torch.device | None, who: str) -> None:
+    """Refuses an engine that does not exist or cannot run; `who` asks for it."""
     if name not in engines.MODULES:
         expected = ", ".join(map(repr, engines.MODULES))
-        raise GSAError(f"backend: unknown engine {name!r}; expected 'auto' or one of {expected}")
+        raise GSAError(f"{who}: unknown engine {name!r}; expected 'auto' or one of {expected}")
     reason = _unavailable(name, device)
     if reason is not None:
-        raise BackendUnavailable(f"backend: {name!r} cannot run here: {reason}")
+        raise BackendUnavailable(f"{who}: {name!r} cannot run here: {reason}")

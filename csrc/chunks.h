@@ -112,8 +112,8 @@ Rows<T> whole_rows(const Place& at, T* rows, ptrdiff_t row) {
     return {rows, row, at.tokens * row};
 }
 
-// Where results for `out` may be computed: in its own memory, if they are exactly what belongs there, else in `scratch`,
-// from where `finish_rows` takes them.
+// Where results for `out` may be computed: in its own memory, if they are exactly what belongs there, else in
+// `scratch`, from where `finish_rows` takes them.
 template <class T>
 Rows<T> rows_for(const GsaTensor& out, const Place& at, T scale, int padded, T* scratch, ptrdiff_t row, int per_head) {
     const int type = sizeof(T) == 8 ? GSA_FLOAT64 : GSA_FLOAT32;
@@ -151,9 +151,9 @@ void read_gate(const Team& team, const GsaTensor& g, const Place& at, const Gate
 
 // One memory of the operator: a matrix [rows, cols] per head, and where it is found outside, as [index, H, rows, cols].
 struct Memory {
-    int rows, cols;      // padded: those of the matrix here
+    int rows, cols;  // padded: those of the matrix here
     ptrdiff_t row;
-    size_t offset;       // in the state of a head
+    size_t offset;  // in the state of a head
     int outer_rows, outer_cols;
     const void* initial;
     void* final;
@@ -194,9 +194,9 @@ struct Walk {
     Op op;
     const GsaShape& shape;
     const Plan& plan;
-    T* states;   // of the heads of a group, one after another; backward: their gradients
-    T* borders;  // backward, of each head: the state times its gradient, summed as its gates need it
-    T* replayed; // backward: before each chunk from one mark to the next, and after the last
+    T* states;    // of the heads of a group, one after another; backward: their gradients
+    T* borders;   // backward, of each head: the state times its gradient, summed as its gates need it
+    T* replayed;  // backward: before each chunk from one mark to the next, and after the last
 
     Walk(Arena& arena, const typename Op::Call& call, bool backward, const Plan& plan, int group)
         : op(arena, call, backward), shape(call.shape), plan(plan) {
@@ -327,11 +327,11 @@ struct Schedule {
     const Plan& plan;
     char* memory;
     size_t per_thread;
-    int group;           // heads in a unit
-    int64_t units;
-    int64_t next;        // unit that nobody works on yet
-    int64_t together;    // the first so many units are for teams
-    Gate* gates;         // one per team
+    int group;    // heads in a unit
+    Gate* gates;  // one per team
+    int64_t units = 0;
+    int64_t next = 0;      // unit that nobody works on yet
+    int64_t together = 0;  // the first so many units are for teams
 
     int64_t groups() const { return (call.shape.heads + group - 1) / group; }
     int64_t length(int64_t unit) const {

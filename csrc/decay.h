@@ -1,9 +1,9 @@
 // What a forget gate does inside a chunk, exact for every gate.
 //
-// Token j reaches token i >= j with the weight w_ij = a_{j+1} ... a_i, a = exp(g), one per feature. While the decay of a
-// chunk stays within what the type can hold, w_ij splits into up_i * down_j, anchored half way, and everything is plain
-// products. A chunk with stronger decay takes the direct form: w_ij by multiplying on, from j to i. Both use nothing but
-// products of a, never differences of sums of g: a full reset (a = 0) is a gate like any other.
+// Token j reaches token i >= j with the weight w_ij = a_{j+1} ... a_i, a = exp(g), one per feature. While the decay of
+// a chunk stays within what the type can hold, w_ij splits into up_i * down_j, anchored half way, and everything is
+// plain products. A chunk with stronger decay takes the direct form: w_ij by multiplying on, from j to i. Both use
+// nothing but products of a, never differences of sums of g: a full reset (a = 0) is a gate like any other.
 #pragma once
 
 #include "elementary.h"

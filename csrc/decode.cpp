@@ -54,9 +54,9 @@ struct Decode {
     const DecodeCall& call;
     Buffers buffers{};
     Columns shared{};
-    Columns* own = nullptr;     // of each thread
-    float** space = nullptr;    // of each thread, for the step
-    int* starts = nullptr;      // the first column of each sequence, and the end
+    Columns* own = nullptr;   // of each thread
+    float** space = nullptr;  // of each thread, for the step
+    int* starts = nullptr;    // the first column of each sequence, and the end
     int sequences = 0;
     Gate gate;
 
@@ -82,9 +82,14 @@ struct Decode {
             step = step < bytes ? bytes : step;
         }
         const int n = call.count;
-        buffers = {arena.take<float>(n * decoder.width), arena.take<float>(n * q), arena.take<float>(n * k),
-                   arena.take<float>(n * v),             arena.take<float>(n * f), arena.take<float>(n * o),
-                   arena.take<float>(n * o),             arena.take<float>(n * 2 * inner)};
+        buffers = {arena.take<float>(n * decoder.width),
+                   arena.take<float>(n * q),
+                   arena.take<float>(n * k),
+                   arena.take<float>(n * v),
+                   arena.take<float>(n * f),
+                   arena.take<float>(n * o),
+                   arena.take<float>(n * o),
+                   arena.take<float>(n * 2 * inner)};
         starts = arena.take<int>(n + 1);
         for (int c = 0; starts != nullptr && c < n; c++)
             if (c == 0 || call.places[c] != call.places[c - 1]) starts[sequences++] = c;
@@ -188,8 +193,9 @@ struct Decode {
         worker.multiply(worker.columns(b.o, call.count, [&](int c, float* out) { finish(b, c, out); }),
                         {{&b.o, buffers.x, D, buffers.x}});
         const int64_t inner = b.gate.N;
-        worker.multiply(worker.columns(b.gate, call.count, normed(b.mlp_norm, b.mlp_epsilon)),
-                        {{&b.gate, buffers.inner, 2 * inner, nullptr}, {&b.up, buffers.inner + inner, 2 * inner, nullptr}});
+        worker.multiply(
+            worker.columns(b.gate, call.count, normed(b.mlp_norm, b.mlp_epsilon)),
+            {{&b.gate, buffers.inner, 2 * inner, nullptr}, {&b.up, buffers.inner + inner, 2 * inner, nullptr}});
         const auto gated = [&](int c, float* out) {
             call.linear.read_input({GSA_INPUT_SWIGLU, buffers.inner + c * 2 * inner, nullptr, 0}, inner, inner, 1, out);
         };

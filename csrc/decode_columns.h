@@ -60,8 +60,8 @@ struct Worker {
     Team team;
     Columns own, shared;
 
-    // Columns for a matrix, from what fill(column, out) writes. One column each thread makes for itself, which takes less
-    // than waiting for another to make it; more are shared out.
+    // Columns for a matrix, from what fill(column, out) writes. One column each thread makes for itself, which takes
+    // less than waiting for another to make it; more are shared out.
     template <class Fill>
     Columns columns(const GsaMatrix& matrix, int count, Fill fill) {
         const Matrix m = described(matrix);

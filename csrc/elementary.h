@@ -31,20 +31,9 @@ struct ExpConstants<double> {
     static constexpr int terms = 13;
 };
 
-constexpr double kInverseFactorial[] = {1.0,
-                                        1.0,
-                                        1.0 / 2,
-                                        1.0 / 6,
-                                        1.0 / 24,
-                                        1.0 / 120,
-                                        1.0 / 720,
-                                        1.0 / 5040,
-                                        1.0 / 40320,
-                                        1.0 / 362880,
-                                        1.0 / 3628800,
-                                        1.0 / 39916800,
-                                        1.0 / 479001600,
-                                        1.0 / 6227020800};
+constexpr double kInverseFactorial[] = {
+    1.0,        1.0,         1.0 / 2,      1.0 / 6,       1.0 / 24,       1.0 / 120,       1.0 / 720,
+    1.0 / 5040, 1.0 / 40320, 1.0 / 362880, 1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600, 1.0 / 6227020800};
 
 // exp(x) and exp(x) - 1, both to full precision: with x = n ln 2 + r, exp(x) = 2^n (1 + (exp(r) - 1)).
 template <class T>

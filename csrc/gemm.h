@@ -30,11 +30,11 @@ struct Gemm {
     ptrdiff_t out_row;
     Product<T> first;
     const Product<T>* second = nullptr;
-    const T* between = nullptr;     // columns of the first product are scaled by this before the second is added
-    const T* old = nullptr;         // added to the result (lies as `out` does, and may be the same), of which
-    const T* keep_row = nullptr;    // this factor is kept in each row
-    const T* keep_col = nullptr;    // and this one in each column
-    bool causal = false;            // only the lower triangle is wanted, and the rest zero where a band may read it
+    const T* between = nullptr;   // columns of the first product are scaled by this before the second is added
+    const T* old = nullptr;       // added to the result (lies as `out` does, and may be the same), of which
+    const T* keep_row = nullptr;  // this factor is kept in each row
+    const T* keep_col = nullptr;  // and this one in each column
+    bool causal = false;          // only the lower triangle is wanted, and the rest zero where a band may read it
 };
 
 #if GSA_VECTOR_BYTES == 64
@@ -112,8 +112,7 @@ __attribute__((noinline)) void tile(Ahead* ahead, const Gemm<T>& g, int row, int
 #pragma GCC unroll 16
         for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
-            for (int v = 0; v < V; v++)
-                acc[r][v] = lane_numbers<T>() > row + r - col - v * W ? Vec<T>{} : acc[r][v];
+            for (int v = 0; v < V; v++) acc[r][v] = lane_numbers<T>() > row + r - col - v * W ? Vec<T>{} : acc[r][v];
 #pragma GCC unroll 16
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 8

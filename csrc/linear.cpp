@@ -8,7 +8,8 @@ namespace gsa {
 namespace GSA_ISA {
 namespace {
 
-typedef void (*Rows)(const Matrix&, const Columns&, int first, const float* residual, float* y, int64_t stride, int64_t row);
+typedef void (*Rows)(const Matrix&, const Columns&, int first, const float* residual, float* y, int64_t stride,
+                     int64_t row);
 
 template <int Bits, int C>
 Rows choose_quantised(int words_per_quad) {
@@ -21,9 +22,10 @@ Rows choose_quantised(int words_per_quad) {
 
 template <int C>
 Rows choose(int format, int words_per_quad) {
+    constexpr int kRows = C == 1 ? 4 : 2;
     switch (format) {
-        case GSA_WEIGHT_FP32: return multiply_dense<float, C, C == 1 ? 4 : 2>;
-        case GSA_WEIGHT_BF16: return multiply_dense<BFloat16, C, C == 1 ? 4 : 2>;
+        case GSA_WEIGHT_FP32: return multiply_dense<float, C, kRows>;
+        case GSA_WEIGHT_BF16: return multiply_dense<BFloat16, C, kRows>;
         case GSA_WEIGHT_INT8: return choose_quantised<8, C>(words_per_quad);
         default: return choose_quantised<4, C>(words_per_quad);
     }

@@ -7,8 +7,8 @@
 
 namespace gsa {
 
-// Quantised weights lie in blocks of 16 rows by 32 columns, so that the rows are the lanes of a vector: 64 bytes hold 16
-// rows of four bytes each, which are four weights of 8 bits or eight of 4 (the low halves are the first four). A
+// Quantised weights lie in blocks of 16 rows by 32 columns, so that the rows are the lanes of a vector: 64 bytes hold
+// 16 rows of four bytes each, which are four weights of 8 bits or eight of 4 (the low halves are the first four). A
 // weight is scale * (q - zero), with q as stored and a scale and a zero per row and group.
 constexpr int kBlockRows = 16;
 constexpr int kBlockColumns = 32;
@@ -50,15 +50,16 @@ struct Input {
     float epsilon;
 };
 
-// Activations as the kernels read them, all in memory of the caller. Those in int8 are integers times a scale per block.
+// Activations as the kernels read them, all in memory of the caller. Those in int8 are integers times a scale per
+// block.
 struct Columns {
     int count;
-    int64_t stride;       // between columns of x: at least K
-    float* x;             // [count, stride]
-    float* group_sum;     // [count, groups] of the activations
-    int32_t* words;       // [count, blocks, 8, words_per_quad]: four integers at a time
-    float* block_scale;   // [count, blocks]
-    int words_per_quad;   // 0: fp32 is used; 1: four int8; 2: (0, 2) and (1, 3) as int16
+    int64_t stride;      // between columns of x: at least K
+    float* x;            // [count, stride]
+    float* group_sum;    // [count, groups] of the activations
+    int32_t* words;      // [count, blocks, 8, words_per_quad]: four integers at a time
+    float* block_scale;  // [count, blocks]
+    int words_per_quad;  // 0: fp32 is used; 1: four int8; 2: (0, 2) and (1, 3) as int16
 };
 
 struct LinearKernels {

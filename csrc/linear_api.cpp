@@ -1,9 +1,8 @@
 // The C functions of linear.h's kernels: working memory, and rows shared out among threads.
-#include "linear.h"
-
 #include <atomic>
 
 #include "isa.h"
+#include "linear.h"
 #include "memory.h"
 #include "native.h"
 #include "parallel.h"

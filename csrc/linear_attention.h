@@ -30,8 +30,8 @@ struct LinearAttention {
         by_key = call.gk.data != nullptr;
         by_value = call.gv.data != nullptr;
         const ptrdiff_t row = row_of<T>(V);
-        memories[0] = {K, V, row, 0, call.q.width, call.v.width, call.initial, call.final, call.kept, call.dfinal,
-                       call.dinitial};
+        memories[0] = {K,         V,           row,          0, call.q.width, call.v.width, call.initial, call.final,
+                       call.kept, call.dfinal, call.dinitial};
         memories[1] = {};
         state_size = K * row;
         border_size = K + V;
@@ -60,8 +60,9 @@ struct LinearAttention {
     }
 
     Pass<T> pass(const Place& at) const {
-        return {at.tokens, queries, q, k, v, by_key ? &key_gates : nullptr, by_value ? &value_gates : nullptr,
-                k_turned, A, memories[0].row};
+        const Gates<T>* on_keys = by_key ? &key_gates : nullptr;
+        const Gates<T>* on_values = by_value ? &value_gates : nullptr;
+        return {at.tokens, queries, q, k, v, on_keys, on_values, k_turned, A, memories[0].row};
     }
 
     // Keys, values and gates. The team waits at the end.

@@ -30,8 +30,8 @@ __attribute__((noinline)) float multiply_rest(const Weight* w, const float* x, i
 
 // Sums of products of R rows with C columns, still to be added up across lanes. A sum is made of the same parts in the
 // same order whatever R and C are, so that a column's result does not depend on its company. A column alone is read row
-// after row, because memory is fastest when it is read straight ahead; with more of them, arithmetic counts, and several
-// rows share what is loaded.
+// after row, because memory is fastest when it is read straight ahead; with more of them, arithmetic counts, and
+// several rows share what is loaded.
 template <class Weight, int R, int C>
 GSA_INLINE void multiply_rows(const Weight* w, const float* x, int64_t stride, int64_t K, Floats (*sums)[C]) {
     Floats part[R][2][C] = {};

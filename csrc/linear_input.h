@@ -17,8 +17,8 @@ constexpr int kColumns = 4;
 constexpr int kColumns = 2;
 #endif
 
-// Fetches this group of columns' share of some weights that come next, so that they arrive while this group is computed.
-// One column alone is all reading, and reads straight ahead anyway.
+// Fetches this group of columns' share of some weights that come next, so that they arrive while this group is
+// computed. One column alone is all reading, and reads straight ahead anyway.
 GSA_INLINE void fetch_share(const void* weights, int64_t bytes, const Columns& columns, int first) {
     if (columns.count == 1) return;
     const int groups = (columns.count + kColumns - 1) / kColumns, group = first / kColumns;
@@ -92,8 +92,9 @@ void part_even_from_odd(int64_t K, const Columns& columns) {
     }
 }
 
-// A weight is taken from its word of 32 bits without being shifted down, that is, multiplied by a power of two. Division
-// of x by the same power is exact, and done once instead of once per row. The topmost is shifted, to have no sign.
+// A weight is taken from its word of 32 bits without being shifted down, that is, multiplied by a power of two.
+// Division of x by the same power is exact, and done once instead of once per row. The topmost is shifted, to have no
+// sign.
 void divide_by_place(int format, const Columns& columns) {
     const float int8[] = {1, 0x1p-8f, 0x1p-16f, 1, 1, 0x1p-8f, 0x1p-16f, 1};
     const float int4[] = {1, 0x1p-8f, 0x1p-16f, 0x1p-24f, 0x1p-4f, 0x1p-12f, 0x1p-20f, 1};

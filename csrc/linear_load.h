@@ -33,8 +33,8 @@ GSA_INLINE void keep(Floats& v) {
 #endif
 }
 
-// Two vectors of weights. Those of bf16 are words cut in two, which puts even and odd columns apart: `place` does the same
-// with activations.
+// Two vectors of weights. Those of bf16 are words cut in two, which puts even and odd columns apart: `place` does the
+// same with activations.
 GSA_INLINE void load_two(const float* p, Floats& a, Floats& b) {
     a = load(p);
     b = load(p + W);
@@ -48,7 +48,8 @@ GSA_INLINE void load_two(const BFloat16* p, Floats& even, Floats& odd) {
 
 GSA_INLINE Floats load_floats(const BFloat16* p) {
 #if defined(__AVX512F__)
-    const Ints words = (Ints)_mm512_maskz_cvtepu16_epi32(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+    const Ints words =
+        (Ints)_mm512_maskz_cvtepu16_epi32(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 #elif defined(__AVX2__)
     const Ints words = (Ints)_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 #else

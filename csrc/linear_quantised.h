@@ -69,11 +69,12 @@ struct Format {
 // Adds the products of one block to sums [C, L], with activations in fp32.
 template <int Bits, int C>
 struct RealBlock {
-    // Products go to several sums in turn, or each would wait for the one before. As many for every number of columns: a
-    // result must not depend on that.
+    // Products go to several sums in turn, or each would wait for the one before. As many for every number of columns:
+    // a result must not depend on that.
     static constexpr int turns = L >= 4 ? 1 : 4 / L;
 
-    GSA_INLINE void add(const uint8_t* w, const Columns& columns, int first, int64_t block, int64_t, Floats (&sums)[C][L]) {
+    GSA_INLINE void add(const uint8_t* w, const Columns& columns, int first, int64_t block, int64_t,
+                        Floats (&sums)[C][L]) {
         typedef Format<Bits> F;
         const float* x = columns.x + first * columns.stride + block * kBlockColumns;
         Floats part[turns][C][L] = {};
@@ -136,8 +137,8 @@ struct IntegerBlock {
         for (int c = 0; c < C; c++)
 #pragma GCC unroll 4
             for (int l = 0; l < L; l++)
-                sums[c][l] += __builtin_convertvector(totals[c][l], Floats) *
-                              columns.block_scale[(first + c) * blocks + block];
+                sums[c][l] +=
+                    __builtin_convertvector(totals[c][l], Floats) * columns.block_scale[(first + c) * blocks + block];
     }
 };
 

@@ -23,7 +23,7 @@ GSA_API int gsa_use_isa(const char* name);
 /* Entry points of the OpenMP library that torch uses; all null: threads of our own. */
 GSA_API void gsa_use_openmp(void* gomp_parallel, void* omp_get_thread_num, void* omp_get_num_threads);
 
-/* ---- The operator ---------------------------------------------------------------------------------------------- */
+/* The operator. */
 
 enum { GSA_FLOAT32 = 0, GSA_FLOAT64 = 1, GSA_BFLOAT16 = 2, GSA_FLOAT16 = 3 };
 enum { GSA_SOFTMAX = 0, GSA_IDENTITY = 1, GSA_SWISH = 2, GSA_RELU = 3, GSA_RELU2 = 4 };
@@ -38,11 +38,11 @@ typedef struct {
 
 /* States are dense and of the type sums are carried in: double if `wide`, otherwise float. */
 typedef struct {
-    int64_t sequences; /* N */
-    const int64_t* rows, *starts, *stops; /* of each sequence: its row of the batch, first token, end */
-    int32_t heads;   /* H, of keys and values */
-    int32_t queries; /* R, query heads per key/value head */
-    int32_t mark_chunks; /* states are kept for the backward pass at every so many chunks */
+    int64_t sequences;                    /* N */
+    const int64_t *rows, *starts, *stops; /* of each sequence: its row of the batch, first token, end */
+    int32_t heads;                        /* H, of keys and values */
+    int32_t queries;                      /* R, query heads per key/value head */
+    int32_t mark_chunks;                  /* states are kept for the backward pass at every so many chunks */
     int32_t threads;
     int32_t wide;
     double scale;
@@ -146,7 +146,7 @@ GSA_API void gsa_unpack(const GsaMatrix* matrix, float* out, int threads);
 /* Reads all bytes of all parts and does nothing else: the exclusive or of its words. */
 GSA_API uint64_t gsa_read(const void* const* parts, const int64_t* bytes, int64_t count, int threads);
 
-/* ---- Decoding: a token for each of a few sequences, through all layers of a model of gated slot attention --------- */
+/* Decoding: a token for each of a few sequences, through all layers of a model of gated slot attention. */
 
 enum { GSA_ACTIVATION_NONE, GSA_ACTIVATION_SWISH, GSA_ACTIVATION_RELU, GSA_ACTIVATION_RELU2, GSA_ACTIVATION_SIGMOID };
 enum { GSA_NORM_NONE, GSA_NORM_FULL, GSA_NORM_HEADS };
@@ -173,8 +173,8 @@ typedef struct {
 } GsaDecoder;
 
 /* Tokens ids [count], 1 to 16 of them, for the sequences at places [count]: those of one place stand together, in their
-   order. Logits [count - first, vocabulary] of the tokens from `first` on, which may be none. Returns 0, or 1 if there is
-   no memory. */
+   order. Logits [count - first, vocabulary] of the tokens from `first` on, which may be none. Returns 0, or 1 if there
+   is no memory. */
 GSA_API int gsa_decode(const GsaDecoder* decoder, const int64_t* ids, const int64_t* places, int count, int first,
                        float* logits, int threads);
 /* sizeof of GsaBlock and GsaDecoder. */

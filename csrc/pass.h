@@ -106,12 +106,12 @@ struct GateGradient {
 template <class T>
 struct Pass {
     int tokens, queries;
-    Operand<T> q, k, v;         // q: [queries * tokens, K]
-    const Gates<T>* by_key;     // or null
-    const Gates<T>* by_value;   // or null
-    T* k_turned;                // [K, tokens]: k.in transposed; rows of kChunkRow
-    T* A;                       // [queries * tokens, tokens]; rows of kChunkRow
-    ptrdiff_t state_row;        // of states [K, V]
+    Operand<T> q, k, v;        // q: [queries * tokens, K]
+    const Gates<T>* by_key;    // or null
+    const Gates<T>* by_value;  // or null
+    T* k_turned;               // [K, tokens]: k.in transposed; rows of kChunkRow
+    T* A;                      // [queries * tokens, tokens]; rows of kChunkRow
+    ptrdiff_t state_row;       // of states [K, V]
 
     bool strong_key() const { return by_key != nullptr && by_key->strong; }
     bool strong_value() const { return by_value != nullptr && by_value->strong; }
@@ -131,7 +131,8 @@ struct Pass {
     void causal_product(const Team& team, const Operand<T>& late, const T* turned, int inner, T* out) const {
         for (int r = 0; r < queries; r++) {
             const T* a = late.in + r * tokens * late.row;
-            Gemm<T> g{tokens, tokens, out + r * tokens * kChunkRow, kChunkRow, {a, late.row, 1, turned, kChunkRow, inner}};
+            const Product<T> pairs{a, late.row, 1, turned, kChunkRow, inner};
+            Gemm<T> g{tokens, tokens, out + r * tokens * kChunkRow, kChunkRow, pairs};
             g.causal = true;
             gemm(team, g);
         }
@@ -195,10 +196,10 @@ struct PassGradients {
     const T* outputs;    // themselves, if the side of the values is gated; rows as o
     Rows<T> dq, dk, dv;  // on a gated side, rows as those of q, k or v
     T* dA;
-    T* v_turned;         // [V, tokens]
+    T* v_turned;              // [V, tokens]
     T *S_turned, *dS_turned;  // [V, K], rows of turned_row
     ptrdiff_t turned_row;
-    T* across;           // [queries * tokens, V], rows as o
+    T* across;  // [queries * tokens, V], rows as o
     const GateGradient<T>* key_gate;
     const GateGradient<T>* value_gate;
     T *key_border, *value_border;  // where the gates' sums for the chunk before this one are gathered
@@ -332,8 +333,8 @@ void backward(const Team& team, const Pass<T>& x, const PassGradients<T>& d, con
         {
             const Product<T> inside{dA, kChunkRow, 1, x.k.in, x.k.row, n, Band::kLower};
             const T* late = d.o.border + first * d.o.row;
-            Gemm<T> g{n, x.k.width, d.dq.at + r * d.dq.next, d.dq.row,
-                      {late, d.o.row, 1, d.S_turned, d.turned_row, x.v.width}};
+            const Product<T> from_state{late, d.o.row, 1, d.S_turned, d.turned_row, x.v.width};
+            Gemm<T> g{n, x.k.width, d.dq.at + r * d.dq.next, d.dq.row, from_state};
             g.between = x.half_key();
             if (!x.strong_key()) g.second = &inside;
             gemm(team, g);

@@ -243,7 +243,8 @@ ScanMemory size_for(const GsaSelectiveScan& call, bool backward, const ScanPlan&
 }
 
 template <class T>
-void run(const GsaSelectiveScan& call, bool backward, const ScanPlan& plan, int threads, char* memory, ScanMemory size) {
+void run(const GsaSelectiveScan& call, bool backward, const ScanPlan& plan, int threads, char* memory,
+         ScanMemory size) {
     Arena shared;
     shared.base = memory;
     Scan<T> scan{call, backward, plan, ScanSums<T>(shared, call, backward, plan), memory + size.shared, size.per_thread,

@@ -1,5 +1,5 @@
-// Mamba's selective scan on a chunk of tokens of a block of channels, which are the lanes of the vectors. A few states of
-// a vector of channels at a time go through all tokens of the chunk, in registers.
+// Mamba's selective scan on a chunk of tokens of a block of channels, which are the lanes of the vectors. A few states
+// of a vector of channels at a time go through all tokens of the chunk, in registers.
 #pragma once
 
 #include "chunks.h"
@@ -30,10 +30,10 @@ struct ScanBlock {
     T* rows;  // [channels, S]: A or its gradient, of another type than T
 
     // backward
-    T *dx, *ddt;     // [tokens, channels]
-    T *dB, *dC;      // [tokens, S]: sums over the block's channels
-    T *dA, *dh;      // [S, channels]
-    T *decay, *kept; // [tokens, a few states, a vector of channels]: exp(dt A), and that times the state before
+    T *dx, *ddt;             // [tokens, channels]
+    T *dB, *dC;              // [tokens, S]: sums over the block's channels
+    T *dA, *dh;              // [S, channels]
+    T *decay, *kept;         // [tokens, a few states, a vector of channels]: exp(dt A), and that times the state before
     T *dB_lanes, *dC_lanes;  // the same shape: sums over vectors of channels
 
     ScanBlock(Arena& arena, int S, bool backward) : S(S), padded_states(whole_vectors<T>(S)) {

@@ -1,5 +1,5 @@
-// Gated slot attention on one chunk: two passes of gated linear attention, with the slots as the values of the first and
-// the keys of the second, and the readout between them.
+// Gated slot attention on one chunk: two passes of gated linear attention, with the slots as the values of the first
+// and the keys of the second, and the readout between them.
 #pragma once
 
 #include "chunks.h"
@@ -30,10 +30,28 @@ struct SlotAttention {
         V = whole_vectors<T>(call.v.width);
         M = whole_vectors<T>(call.g.width);
         const ptrdiff_t key_row = row_of<T>(M), value_row = row_of<T>(V);
-        memories[0] = {K, M, key_row, 0, call.q.width, call.g.width, call.initial_k, call.final_k, call.kept_k,
-                       call.dfinal_k, call.dinitial_k};
-        memories[1] = {M, V, value_row, static_cast<size_t>(K * key_row), call.g.width, call.v.width, call.initial_v,
-                       call.final_v, call.kept_v, call.dfinal_v, call.dinitial_v};
+        memories[0] = {K,
+                       M,
+                       key_row,
+                       0,
+                       call.q.width,
+                       call.g.width,
+                       call.initial_k,
+                       call.final_k,
+                       call.kept_k,
+                       call.dfinal_k,
+                       call.dinitial_k};
+        memories[1] = {M,
+                       V,
+                       value_row,
+                       static_cast<size_t>(K * key_row),
+                       call.g.width,
+                       call.v.width,
+                       call.initial_v,
+                       call.final_v,
+                       call.kept_v,
+                       call.dfinal_v,
+                       call.dinitial_v};
         state_size = memories[1].offset + M * value_row;
         border_size = M;
 

@@ -70,23 +70,23 @@ void write_row(const T* x, int width, T scale, To* out) {
 
 // One row of a tensor, times `scale`, padded with zeros.
 template <class T>
-void read(const GsaTensor& x, int64_t at, T scale, T* out, int padded) {
+void read(const GsaTensor& x, int64_t offset, T scale, T* out, int padded) {
     switch (x.type) {
-        case GSA_FLOAT32: read_row(static_cast<const float*>(x.data) + at, x.width, scale, out); break;
-        case GSA_FLOAT64: read_row(static_cast<const double*>(x.data) + at, x.width, scale, out); break;
-        case GSA_BFLOAT16: read_row(static_cast<const BFloat16*>(x.data) + at, x.width, scale, out); break;
-        default: read_row(static_cast<const Float16*>(x.data) + at, x.width, scale, out);
+        case GSA_FLOAT32: read_row(static_cast<const float*>(x.data) + offset, x.width, scale, out); break;
+        case GSA_FLOAT64: read_row(static_cast<const double*>(x.data) + offset, x.width, scale, out); break;
+        case GSA_BFLOAT16: read_row(static_cast<const BFloat16*>(x.data) + offset, x.width, scale, out); break;
+        default: read_row(static_cast<const Float16*>(x.data) + offset, x.width, scale, out);
     }
     for (int i = x.width; i < padded; i++) out[i] = 0;
 }
 
 template <class T>
-void write(const T* x, T scale, const GsaTensor& out, int64_t at) {
+void write(const T* x, T scale, const GsaTensor& out, int64_t offset) {
     switch (out.type) {
-        case GSA_FLOAT32: write_row(x, out.width, scale, static_cast<float*>(out.data) + at); break;
-        case GSA_FLOAT64: write_row(x, out.width, scale, static_cast<double*>(out.data) + at); break;
-        case GSA_BFLOAT16: write_row(x, out.width, scale, static_cast<BFloat16*>(out.data) + at); break;
-        default: write_row(x, out.width, scale, static_cast<Float16*>(out.data) + at);
+        case GSA_FLOAT32: write_row(x, out.width, scale, static_cast<float*>(out.data) + offset); break;
+        case GSA_FLOAT64: write_row(x, out.width, scale, static_cast<double*>(out.data) + offset); break;
+        case GSA_BFLOAT16: write_row(x, out.width, scale, static_cast<BFloat16*>(out.data) + offset); break;
+        default: write_row(x, out.width, scale, static_cast<Float16*>(out.data) + offset);
     }
 }
 

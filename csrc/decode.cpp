@@ -27,10 +27,10 @@ GSA_INLINE void map(float* x, int64_t n, F f) {
 void activate(int activation, float* x, int64_t n) {
     typedef Vec<float> V;
     switch (activation) {
-        case GSA_ACTIVATION_SWISH: map(x, n, [](V v) { return v * sigmoid<float>(v); }); break;
-        case GSA_ACTIVATION_RELU: map(x, n, [](V v) { return v <= 0.0f ? V{} : v; }); break;
-        case GSA_ACTIVATION_RELU2: map(x, n, [](V v) { return v <= 0.0f ? V{} : v * v; }); break;
-        case GSA_ACTIVATION_SIGMOID: map(x, n, [](V v) { return sigmoid<float>(v); }); break;
+        case GSA_FUNCTION_SWISH: map(x, n, [](V v) { return v * sigmoid<float>(v); }); break;
+        case GSA_FUNCTION_RELU: map(x, n, [](V v) { return v <= 0.0f ? V{} : v; }); break;
+        case GSA_FUNCTION_RELU2: map(x, n, [](V v) { return v <= 0.0f ? V{} : v * v; }); break;
+        case GSA_FUNCTION_SIGMOID: map(x, n, [](V v) { return sigmoid<float>(v); }); break;
         default: break;
     }
 }
@@ -58,7 +58,7 @@ struct Decode {
     float** space = nullptr;  // of each thread, for the step
     int* starts = nullptr;    // the first column of each sequence, and the end
     int sequences = 0;
-    Gate gate;
+    Barrier barrier;
 
     Decode(const DecodeCall& call, int threads, Arena& arena) : call(call) {
         const GsaDecoder& decoder = call.decoder;
@@ -67,7 +67,7 @@ struct Decode {
         room.include(decoder.head);
         int64_t q = 0, k = 0, v = 0, f = 0, o = 0, inner = 0;
         size_t step = 0;
-        for (int64_t i = 0; i < decoder.number; i++) {
+        for (int64_t i = 0; i < decoder.block_count; i++) {
             const GsaBlock& block = decoder.blocks[i];
             const GsaMatrix* const inputs[] = {&block.q, &block.o, &block.gate, &block.down};
             for (const GsaMatrix* matrix : inputs) room.include(*matrix);
@@ -92,7 +92,7 @@ struct Decode {
                    arena.take<float>(n * 2 * inner)};
         starts = arena.take<int>(n + 1);
         for (int c = 0; starts != nullptr && c < n; c++)
-            if (c == 0 || call.places[c] != call.places[c - 1]) starts[sequences++] = c;
+            if (c == 0 || call.state_of[c] != call.state_of[c - 1]) starts[sequences++] = c;
         if (starts != nullptr) starts[sequences] = n;
         shared = room.take(arena, n);
         own = arena.take<Columns>(threads);
@@ -127,7 +127,7 @@ struct Decode {
         GsaStep step = described_step(block);
         const int64_t H = block.heads, HQ = H * block.queries;
         step.batch = call.count;
-        step.places = call.places;
+        step.state_of = call.state_of;
         step.q = rows(buffers.q, HQ, block.key_width);
         step.k = rows(buffers.k, H, block.key_width);
         step.v = rows(buffers.v, H, block.value_width);
@@ -188,7 +188,7 @@ struct Decode {
                 head(b, steps, c, unit % b.heads, own_space);
         if (b.g.weight != nullptr)
             for (int c = worker.team.begin(call.count); c < worker.team.end(call.count); c++)
-                activate(GSA_ACTIVATION_SWISH, buffers.g + c * b.g.N, b.g.N);
+                activate(GSA_FUNCTION_SWISH, buffers.g + c * b.g.N, b.g.N);
         worker.team.wait();
         worker.multiply(worker.columns(b.o, call.count, [&](int c, float* out) { finish(b, c, out); }),
                         {{&b.o, buffers.x, D, buffers.x}});
@@ -204,12 +204,12 @@ struct Decode {
 
     void run(int rank, int size) {
         const GsaDecoder& decoder = call.decoder;
-        Worker worker{call.linear, {rank, size, &gate, nullptr}, own[rank], shared};
+        Worker worker{call.linear, {rank, size, &barrier, nullptr}, own[rank], shared};
         const Matrix embeddings = described(decoder.embeddings);
         for (int c = worker.team.begin(call.count); c < worker.team.end(call.count); c++)
             call.linear.unpack(embeddings, call.ids[c], buffers.x + c * decoder.width);
         worker.team.wait();
-        for (int64_t i = 0; i < decoder.number; i++) block(decoder.blocks[i], worker, space[rank]);
+        for (int64_t i = 0; i < decoder.block_count; i++) block(decoder.blocks[i], worker, space[rank]);
         if (call.first == call.count) return;
         const auto normed = [&](int c, float* out) {
             const float* x = buffers.x + (call.first + c) * decoder.width;
@@ -225,12 +225,12 @@ struct Decode {
 struct Products {
     const ProductsCall& call;
     Columns* own = nullptr;
-    Gate gate;
+    Barrier barrier;
 
     Products(const ProductsCall& call, int threads, Arena& arena) : call(call) {
         ColumnRoom room;
         if (call.activations != GSA_ACTIVATIONS_FP32) room.words_per_quad = call.linear.words_per_quad(false);
-        for (int64_t i = 0; i < call.number; i++) room.include(*call.matrices[i]);
+        for (int64_t i = 0; i < call.count; i++) room.include(*call.matrices[i]);
         own = arena.take<Columns>(threads);
         for (int t = 0; t < threads; t++) {
             const Columns columns = room.take(arena, 1);
@@ -239,8 +239,8 @@ struct Products {
     }
 
     void run(int rank, int size) {
-        Worker worker{call.linear, {rank, size, &gate, nullptr}, own[rank], own[rank]};
-        for (int64_t i = 0; i < call.number; i++) {
+        Worker worker{call.linear, {rank, size, &barrier, nullptr}, own[rank], own[rank]};
+        for (int64_t i = 0; i < call.count; i++) {
             const GsaMatrix& matrix = *call.matrices[i];
             const auto copy = [&](int, float* out) { __builtin_memcpy(out, call.x, sizeof(float) * matrix.K); };
             worker.multiply(worker.columns(matrix, 1, copy), {{&matrix, call.y, matrix.N, nullptr}});

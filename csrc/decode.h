@@ -10,14 +10,14 @@ namespace gsa {
 struct DecodeCall {
     const GsaDecoder& decoder;
     const LinearKernels& linear;
-    const int64_t *ids, *places;
+    const int64_t *ids, *state_of;
     int count, first;
     float* logits;
 };
 
 struct ProductsCall {
     const GsaMatrix* const* matrices;
-    int64_t number;
+    int64_t count;
     const LinearKernels& linear;
     const float* x;
     int activations;

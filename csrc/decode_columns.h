@@ -36,7 +36,7 @@ struct ColumnRoom {
 };
 
 // The columns from `from` to `to` alone.
-GSA_INLINE Columns some(const Matrix& m, const Columns& all, int from, int to) {
+GSA_INLINE Columns column_range(const Matrix& m, const Columns& all, int from, int to) {
     Columns part = all;
     part.count = to - from;
     part.x += from * all.stride;
@@ -47,7 +47,7 @@ GSA_INLINE Columns some(const Matrix& m, const Columns& all, int from, int to) {
 }
 
 // A product that is to be done: y [count, stride] = W x + residual.
-struct ToDo {
+struct PendingProduct {
     const GsaMatrix* matrix;
     float* y;
     int64_t stride;
@@ -75,23 +75,23 @@ struct Worker {
             fill(c, out);
             for (int64_t k = m.K; k < all.stride; k++) out[k] = 0;
         }
-        const Columns mine = some(m, all, from, to);
+        const Columns mine = column_range(m, all, from, to);
         if (all.words_per_quad != 0)
             linear.quantise(m, mine);
         else
-            linear.place(m, mine);
+            linear.arrange(m, mine);
         if (!alone) team.wait();
         return all;
     }
 
     // This thread's share of all rows of some products with the same columns, until all threads are done.
     template <int Number>
-    void multiply(const Columns& columns, const ToDo (&products)[Number]) {
+    void multiply(const Columns& columns, const PendingProduct (&products)[Number]) {
         int64_t total = 0;
-        for (const ToDo& product : products) total += row_blocks(*product.matrix);
+        for (const PendingProduct& product : products) total += row_blocks(*product.matrix);
         const int64_t from = total * team.rank / team.size, to = total * (team.rank + 1) / team.size;
         int64_t first = 0;
-        for (const ToDo& product : products) {
+        for (const PendingProduct& product : products) {
             const int64_t blocks = row_blocks(*product.matrix);
             const int64_t begin = larger_of(from - first, 0), end = to - first < blocks ? to - first : blocks;
             if (begin < end)

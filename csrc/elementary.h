@@ -1,6 +1,7 @@
 // Exponentials, and the readouts made of them.
 #pragma once
 
+#include "native.h"
 #include "simd.h"
 
 namespace gsa {
@@ -81,7 +82,7 @@ GSA_INLINE Vec<T> larger(Vec<T> a, Vec<T> b) {
 template <class T>
 void read_out(int readout, const T* x, int M, int padded, T* p) {
     constexpr int W = Simd<T>::W;
-    if (readout == 0) {  // softmax
+    if (readout == GSA_READOUT_SOFTMAX) {
         const int whole = M / W * W;
         const typename Simd<T>::Int beyond = lane_numbers<T>() >= M - whole;
         const T lowest = -static_cast<T>(__builtin_inff());
@@ -109,9 +110,9 @@ void read_out(int readout, const T* x, int M, int padded, T* p) {
     for (int i = 0; i < padded; i += W) {
         const Vec<T> y = load(x + i), positive = y <= T(0) ? Vec<T>{} : y;  // a NaN stays one
         switch (readout) {
-            case 1: store(p + i, y); break;
-            case 2: store(p + i, y * sigmoid<T>(y)); break;
-            case 3: store(p + i, positive); break;
+            case GSA_READOUT_IDENTITY: store(p + i, y); break;
+            case GSA_READOUT_SWISH: store(p + i, y * sigmoid<T>(y)); break;
+            case GSA_READOUT_RELU: store(p + i, positive); break;
             default: store(p + i, positive * positive);
         }
     }
@@ -123,7 +124,7 @@ template <class T>
 void read_out_backward(int readout, const T* x, const T* p, const T* dp, int padded, T* dx) {
     constexpr int W = Simd<T>::W;
     T along = 0;
-    if (readout == 0) {
+    if (readout == GSA_READOUT_SOFTMAX) {
         Vec<T> dot{};
         for (int i = 0; i < padded; i += W) dot += load(p + i) * load(dp + i);
         along = sum<T>(dot);
@@ -131,14 +132,14 @@ void read_out_backward(int readout, const T* x, const T* p, const T* dp, int pad
     for (int i = 0; i < padded; i += W) {
         const Vec<T> y = load(x + i), w = load(p + i), dw = load(dp + i);
         switch (readout) {
-            case 0: store(dx + i, w * (dw - along)); break;
-            case 1: store(dx + i, dw); break;
-            case 2: {
+            case GSA_READOUT_SOFTMAX: store(dx + i, w * (dw - along)); break;
+            case GSA_READOUT_IDENTITY: store(dx + i, dw); break;
+            case GSA_READOUT_SWISH: {
                 const Vec<T> s = sigmoid<T>(y);
                 store(dx + i, dw * (s + w * (T(1) - s)));
                 break;
             }
-            case 3: store(dx + i, y <= T(0) ? Vec<T>{} : dw); break;
+            case GSA_READOUT_RELU: store(dx + i, y <= T(0) ? Vec<T>{} : dw); break;
             default: store(dx + i, y <= T(0) ? Vec<T>{} : T(2) * y * dw);
         }
     }

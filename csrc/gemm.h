@@ -47,12 +47,12 @@ constexpr int kTileRows = 6, kTileVecs = 2;
 constexpr int kFetchLines = 12, kFetchEvery = 64;
 
 template <class T, int R, int V>
-GSA_INLINE void accumulate(Ahead* ahead, Vec<T> (&acc)[R][V], const T* a, ptrdiff_t a_row, ptrdiff_t a_col, const T* b,
-                           ptrdiff_t b_row, int from, int to) {
+GSA_INLINE void accumulate(Prefetcher* prefetcher, Vec<T> (&acc)[R][V], const T* a, ptrdiff_t a_row, ptrdiff_t a_col,
+                           const T* b, ptrdiff_t b_row, int from, int to) {
     a += from * a_col;
     b += from * b_row;
     for (int k = from; k < to;) {
-        if (ahead != nullptr) ahead->fetch(kFetchLines);
+        if (prefetcher != nullptr) prefetcher->fetch(kFetchLines);
         const int stop = k + kFetchEvery < to ? k + kFetchEvery : to;
         for (; k < stop; k++, a += a_col, b += b_row) {
             Vec<T> x[V];
@@ -69,26 +69,26 @@ GSA_INLINE void accumulate(Ahead* ahead, Vec<T> (&acc)[R][V], const T* a, ptrdif
 }
 
 template <class T, int R, int V>
-GSA_INLINE void accumulate(Ahead* ahead, Vec<T> (&acc)[R][V], const Product<T>& p, int row, int col) {
+GSA_INLINE void accumulate(Prefetcher* prefetcher, Vec<T> (&acc)[R][V], const Product<T>& p, int row, int col) {
     const int from = p.band == Band::kUpper ? row : 0;
     const int to = p.band == Band::kLower && row + R < p.inner ? row + R : p.inner;
     const T* a = p.a + row * p.a_row;
     // The two ways `a` may lie in memory, spelt out for the compiler.
     if (p.a_row == 1)
-        accumulate<T, R, V>(ahead, acc, a, 1, p.a_col, p.b + col, p.b_row, from, to);
+        accumulate<T, R, V>(prefetcher, acc, a, 1, p.a_col, p.b + col, p.b_row, from, to);
     else
-        accumulate<T, R, V>(ahead, acc, a, p.a_row, 1, p.b + col, p.b_row, from, to);
+        accumulate<T, R, V>(prefetcher, acc, a, p.a_row, 1, p.b + col, p.b_row, from, to);
 }
 
 template <class T, int R, int V>
-__attribute__((noinline)) void tile(Ahead* ahead, const Gemm<T>& g, int row, int col) {
+__attribute__((noinline)) void tile(Prefetcher* prefetcher, const Gemm<T>& g, int row, int col) {
     constexpr int W = Simd<T>::W;
     Vec<T> acc[R][V];
 #pragma GCC unroll 16
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
         for (int v = 0; v < V; v++) acc[r][v] = Vec<T>{};
-    accumulate<T, R, V>(ahead, acc, g.first, row, col);
+    accumulate<T, R, V>(prefetcher, acc, g.first, row, col);
     if (g.between != nullptr)
 #pragma GCC unroll 8
         for (int v = 0; v < V; v++) {
@@ -96,7 +96,7 @@ __attribute__((noinline)) void tile(Ahead* ahead, const Gemm<T>& g, int row, int
 #pragma GCC unroll 16
             for (int r = 0; r < R; r++) acc[r][v] *= scale;
         }
-    if (g.second != nullptr) accumulate<T, R, V>(ahead, acc, *g.second, row, col);
+    if (g.second != nullptr) accumulate<T, R, V>(prefetcher, acc, *g.second, row, col);
     if (g.old != nullptr) {
 #pragma GCC unroll 8
         for (int v = 0; v < V; v++) {
@@ -121,21 +121,21 @@ __attribute__((noinline)) void tile(Ahead* ahead, const Gemm<T>& g, int row, int
 
 // A tile of the last rows, which may be fewer.
 template <class T, int R, int V>
-void tile_of(Ahead* ahead, const Gemm<T>& g, int rows, int row, int col) {
+void tile_of(Prefetcher* prefetcher, const Gemm<T>& g, int rows, int row, int col) {
     if constexpr (R > 0) {
         if (rows >= R)
-            tile<T, R, V>(ahead, g, row, col);
+            tile<T, R, V>(prefetcher, g, row, col);
         else
-            tile_of<T, R - 1, V>(ahead, g, rows, row, col);
+            tile_of<T, R - 1, V>(prefetcher, g, rows, row, col);
     }
 }
 
 template <class T, int V>
-void panel(Ahead* ahead, const Gemm<T>& g, int col, int from, int to) {
+void panel(Prefetcher* prefetcher, const Gemm<T>& g, int col, int from, int to) {
     for (int t = from; t < to; t++) {
         const int row = t * kTileRows;
         if (g.causal && col > row + kTileRows - 1) continue;
-        tile_of<T, kTileRows, V>(ahead, g, g.rows - row, row, col);
+        tile_of<T, kTileRows, V>(prefetcher, g, g.rows - row, row, col);
     }
 }
 
@@ -149,9 +149,9 @@ void gemm(const Team& team, const Gemm<T>& g) {
         const int p = t / tall, stop = end < (p + 1) * tall ? end : (p + 1) * tall;
         const int col = p * kWide;
         if (g.cols - col >= kWide)
-            panel<T, kTileVecs>(team.ahead, g, col, t - p * tall, stop - p * tall);
+            panel<T, kTileVecs>(team.prefetcher, g, col, t - p * tall, stop - p * tall);
         else
-            panel<T, 1>(team.ahead, g, col, t - p * tall, stop - p * tall);
+            panel<T, 1>(team.prefetcher, g, col, t - p * tall, stop - p * tall);
         t = stop;
     }
 }

@@ -8,11 +8,11 @@ namespace gsa {
 namespace GSA_ISA {
 namespace {
 
-typedef void (*Rows)(const Matrix&, const Columns&, int first, const float* residual, float* y, int64_t stride,
-                     int64_t row);
+typedef void (*MultiplyRows)(const Matrix&, const Columns&, int first, const float* residual, float* y, int64_t stride,
+                             int64_t row);
 
 template <int Bits, int C>
-Rows choose_quantised(int words_per_quad) {
+MultiplyRows choose_quantised(int words_per_quad) {
 #if defined(__AVX512F__)
     if (words_per_quad == NativeDot::words) return multiply_quantised<Bits, C, IntegerBlock<Bits, C, NativeDot>>;
 #endif
@@ -21,7 +21,7 @@ Rows choose_quantised(int words_per_quad) {
 }
 
 template <int C>
-Rows choose(int format, int words_per_quad) {
+MultiplyRows choose(int format, int words_per_quad) {
     constexpr int kRows = C == 1 ? 4 : 2;
     switch (format) {
         case GSA_WEIGHT_FP32: return multiply_dense<float, C, kRows>;
@@ -32,7 +32,7 @@ Rows choose(int format, int words_per_quad) {
 }
 
 // For the last one to four of all columns.
-Rows choose(int format, int words_per_quad, int columns, bool alone) {
+MultiplyRows choose(int format, int words_per_quad, int columns, bool alone) {
     if (alone && format == GSA_WEIGHT_FP32) return multiply_dense<float, 1, 1>;
     if (alone && format == GSA_WEIGHT_BF16) return multiply_dense<BFloat16, 1, 1>;
     switch (columns) {
@@ -48,8 +48,8 @@ Rows choose(int format, int words_per_quad, int columns, bool alone) {
 void multiply(const Matrix& m, const Columns& columns, const float* residual, float* y, int64_t stride, int64_t from,
               int64_t to) {
     const int rest = columns.count % kColumns;
-    const Rows whole = choose(m.format, columns.words_per_quad, kColumns, false);
-    const Rows last = choose(m.format, columns.words_per_quad, rest, columns.count == 1);
+    const MultiplyRows whole = choose(m.format, columns.words_per_quad, kColumns, false);
+    const MultiplyRows last = choose(m.format, columns.words_per_quad, rest, columns.count == 1);
     for (int64_t block = from; block < to; block++) {
         // Columns innermost: the weights of a block of rows stay in the cache from one to the next.
         const int64_t row = block * kBlockRows;
@@ -95,7 +95,7 @@ uint64_t read(const void* bytes, int64_t count) {
 }  // namespace
 
 extern const LinearKernels linear_kernels;
-const LinearKernels linear_kernels = {read_input, place, quantise, words_per_quad, multiply, unpack, read};
+const LinearKernels linear_kernels = {read_input, arrange, quantise, words_per_quad, multiply, unpack, read};
 
 }  // namespace GSA_ISA
 }  // namespace gsa

@@ -66,7 +66,7 @@ struct LinearKernels {
     // Columns of whole blocks: copied, normalised or gated, and filled up with zeros.
     void (*read_input)(const Input& input, int64_t K, int64_t stride, int count, float* x);
     // Makes of x, in place, what the kernel for this kind of weight wants; or else integers.
-    void (*place)(const Matrix& matrix, const Columns& columns);
+    void (*arrange)(const Matrix& matrix, const Columns& columns);
     void (*quantise)(const Matrix& matrix, const Columns& columns);
     int (*words_per_quad)(bool portable);
     // Rows from 16 * from to 16 * to (or N) of y = W x + residual (or null); both [count, N], columns `stride` apart.

@@ -45,7 +45,7 @@ GSA_INLINE void multiply_rows(const Weight* w, const float* x, int64_t stride, i
 #pragma GCC unroll 4
             for (int c = 0; c < C; c++) {
                 Floats activations = load(x + c * stride + k + half * W);
-                if constexpr (R > 1) keep(activations);
+                if constexpr (R > 1) keep_in_register(activations);
 #pragma GCC unroll 4
                 for (int r = 0; r < R; r++) part[r][half][c] += weights[r][half] * activations;
             }
@@ -72,7 +72,7 @@ void multiply_dense(const Matrix& m, const Columns& columns, int first, const fl
         Floats sums[4][C] = {};
         int r = 0;
         for (; r + R <= rows; r += R) {
-            fetch_share(w + (kBlockRows + r) * m.K, R * m.K * static_cast<int64_t>(sizeof(Weight)), columns, first);
+            prefetch_share(w + (kBlockRows + r) * m.K, R * m.K * static_cast<int64_t>(sizeof(Weight)), columns, first);
             multiply_rows<Weight, R, C>(w + r * m.K, x, columns.stride, m.K, sums + r);
         }
         for (; r < rows; r++) multiply_rows<Weight, 1, C>(w + r * m.K, x, columns.stride, m.K, sums + r);
@@ -80,8 +80,8 @@ void multiply_dense(const Matrix& m, const Columns& columns, int first, const fl
         for (int c = 0; c < C; c++) {
             float total[W];
             store(total, add_lanes({sums[0][c], sums[1][c], sums[2][c], sums[3][c]}));
-            const int64_t at = (first + c) * stride + row;
-            for (r = 0; r < rows; r++) y[at + r] = residual == nullptr ? total[r] : total[r] + residual[at + r];
+            const int64_t offset = (first + c) * stride + row;
+            for (r = 0; r < rows; r++) y[offset + r] = residual == nullptr ? total[r] : total[r] + residual[offset + r];
         }
     }
 }

@@ -19,12 +19,12 @@ constexpr int kColumns = 2;
 
 // Fetches this group of columns' share of some weights that come next, so that they arrive while this group is
 // computed. One column alone is all reading, and reads straight ahead anyway.
-GSA_INLINE void fetch_share(const void* weights, int64_t bytes, const Columns& columns, int first) {
+GSA_INLINE void prefetch_share(const void* weights, int64_t bytes, const Columns& columns, int first) {
     if (columns.count == 1) return;
     const int groups = (columns.count + kColumns - 1) / kColumns, group = first / kColumns;
     const char* p = static_cast<const char*>(weights);
-    for (int64_t at = bytes * group / groups; at < bytes * (group + 1) / groups; at += 64)
-        __builtin_prefetch(p + at, 0, 2);
+    for (int64_t offset = bytes * group / groups; offset < bytes * (group + 1) / groups; offset += 64)
+        __builtin_prefetch(p + offset, 0, 2);
 }
 
 void rms_norm(const float* x, const float* weight, float epsilon, int64_t K, float* out) {
@@ -95,7 +95,7 @@ void part_even_from_odd(int64_t K, const Columns& columns) {
 // A weight is taken from its word of 32 bits without being shifted down, that is, multiplied by a power of two.
 // Division of x by the same power is exact, and done once instead of once per row. The topmost is shifted, to have no
 // sign.
-void divide_by_place(int format, const Columns& columns) {
+void divide_by_shift(int format, const Columns& columns) {
     const float int8[] = {1, 0x1p-8f, 0x1p-16f, 1, 1, 0x1p-8f, 0x1p-16f, 1};
     const float int4[] = {1, 0x1p-8f, 0x1p-16f, 0x1p-24f, 0x1p-4f, 0x1p-12f, 0x1p-20f, 1};
     const float* factor = format == GSA_WEIGHT_INT8 ? int8 : int4;
@@ -103,12 +103,12 @@ void divide_by_place(int format, const Columns& columns) {
         for (int i = 0; i < 8; i++) columns.x[k + i] *= factor[i];
 }
 
-void place(const Matrix& m, const Columns& columns) {
+void arrange(const Matrix& m, const Columns& columns) {
     if (m.format == GSA_WEIGHT_BF16) {
         part_even_from_odd(m.K, columns);
     } else if (m.format != GSA_WEIGHT_FP32) {
         sum_groups(m, columns);
-        divide_by_place(m.format, columns);
+        divide_by_shift(m.format, columns);
     }
 }
 
@@ -159,12 +159,12 @@ void quantise(const Matrix& m, const Columns& columns) {
         float* group_sum = columns.group_sum + c * m.groups;
         for (int64_t g = 0; g < m.groups; g++) group_sum[g] = 0;
         for (int64_t b = 0; b < m.blocks; b++) {
-            const int64_t at = c * m.blocks + b;
+            const int64_t index = c * m.blocks + b;
             const float scale = quantise_block(columns.x + c * columns.stride + b * kBlockColumns, q);
             int32_t total = 0;
             for (int k = 0; k < kBlockColumns; k++) total += static_cast<int8_t>(q[k]);
-            pack_words(q, columns.words_per_quad, columns.words + at * (kBlockColumns / 4) * columns.words_per_quad);
-            columns.block_scale[at] = scale;
+            pack_words(q, columns.words_per_quad, columns.words + index * (kBlockColumns / 4) * columns.words_per_quad);
+            columns.block_scale[index] = scale;
             group_sum[b / m.group_blocks] += scale * static_cast<float>(total);
         }
     }

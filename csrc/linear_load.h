@@ -23,7 +23,7 @@ GSA_INLINE Ints load_ints(const void* p) {
 }
 
 // Leaves a vector in its register: compilers would rather load it again for every use.
-GSA_INLINE void keep(Floats& v) {
+GSA_INLINE void keep_in_register(Floats& v) {
 #if defined(__AVX512F__)
     asm("" : "+v"(v));
 #elif GSA_X86
@@ -33,7 +33,7 @@ GSA_INLINE void keep(Floats& v) {
 #endif
 }
 
-// Two vectors of weights. Those of bf16 are words cut in two, which puts even and odd columns apart: `place` does the
+// Two vectors of weights. Those of bf16 are words cut in two, which puts even and odd columns apart: `arrange` does the
 // same with activations.
 GSA_INLINE void load_two(const float* p, Floats& a, Floats& b) {
     a = load(p);

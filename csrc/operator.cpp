@@ -10,14 +10,14 @@ namespace gsa {
 namespace GSA_ISA {
 namespace {
 
-constexpr int kMostTeams = 64;
+constexpr int kMaxTeams = 64;
 
 template <class T, class Op>
 void run(const typename Op::Call& call, bool backward, const Plan& plan, char* memory, size_t per_thread) {
-    Gate gates[kMostTeams];
-    Schedule<T, Op> schedule{call, backward, plan, memory, per_thread, heads_at_once<T, Op>(call, plan), gates};
+    Barrier barriers[kMaxTeams];
+    Schedule<T, Op> schedule{call, backward, plan, memory, per_thread, heads_at_once<T, Op>(call, plan), barriers};
     schedule.units = call.shape.sequences * schedule.groups();
-    schedule.share(plan.threads < kMostTeams ? plan.threads : kMostTeams);
+    schedule.share(plan.threads < kMaxTeams ? plan.threads : kMaxTeams);
     parallel(plan.threads, Schedule<T, Op>::thread, &schedule);
 }
 

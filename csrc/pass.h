@@ -28,8 +28,8 @@ struct Operand {
 // Where results go: rows of tokens, and for several queries the distance from the rows of one to those of the next.
 template <class T>
 struct Rows {
-    T* at;
-    ptrdiff_t row, next;
+    T* data;
+    ptrdiff_t row, query;
 };
 
 // Keys or values: they decay towards the reader, and their border is the end of the chunk.
@@ -109,7 +109,7 @@ struct Pass {
     Operand<T> q, k, v;        // q: [queries * tokens, K]
     const Gates<T>* by_key;    // or null
     const Gates<T>* by_value;  // or null
-    T* k_turned;               // [K, tokens]: k.in transposed; rows of kChunkRow
+    T* k_transposed;           // [K, tokens]: k.in transposed; rows of kChunkRow
     T* A;                      // [queries * tokens, tokens]; rows of kChunkRow
     ptrdiff_t state_row;       // of states [K, V]
 
@@ -125,13 +125,13 @@ struct Pass {
             direct_scores(team, *by_key, queries, q.raw, q.row, k.raw, k.row, A, kChunkRow);
             return;
         }
-        causal_product(team, q, k_turned, k.width, A);
+        causal_product(team, q, k_transposed, k.width, A);
     }
 
-    void causal_product(const Team& team, const Operand<T>& late, const T* turned, int inner, T* out) const {
+    void causal_product(const Team& team, const Operand<T>& late, const T* early, int inner, T* out) const {
         for (int r = 0; r < queries; r++) {
             const T* a = late.in + r * tokens * late.row;
-            const Product<T> pairs{a, late.row, 1, turned, kChunkRow, inner};
+            const Product<T> pairs{a, late.row, 1, early, kChunkRow, inner};
             Gemm<T> g{tokens, tokens, out + r * tokens * kChunkRow, kChunkRow, pairs};
             g.causal = true;
             gemm(team, g);
@@ -141,7 +141,7 @@ struct Pass {
     // o [queries * tokens, V] from A and the state before the chunk.
     void outputs(const Team& team, const T* S, const Rows<T>& out) const {
         constexpr int W = Simd<T>::W;
-        T* const o = out.at;
+        T* const o = out.data;
         const ptrdiff_t o_row = out.row;
         if (strong_value()) {
             gemm(team, border_reads(S, o, o_row));
@@ -159,7 +159,7 @@ struct Pass {
             const Product<T> inside{A + r * tokens * kChunkRow, kChunkRow, 1, v.in, v.row, tokens, Band::kLower};
             Gemm<T> g = border_reads(S, o, o_row);
             g.rows = tokens;
-            g.out += r * out.next;
+            g.out += r * out.query;
             g.first.a += r * tokens * q.row;
             g.between = half_value();
             g.second = &inside;
@@ -196,9 +196,9 @@ struct PassGradients {
     const T* outputs;    // themselves, if the side of the values is gated; rows as o
     Rows<T> dq, dk, dv;  // on a gated side, rows as those of q, k or v
     T* dA;
-    T* v_turned;              // [V, tokens]
-    T *S_turned, *dS_turned;  // [V, K], rows of turned_row
-    ptrdiff_t turned_row;
+    T* v_transposed;                  // [V, tokens]
+    T *S_transposed, *dS_transposed;  // [V, K], rows of transposed_row
+    ptrdiff_t transposed_row;
     T* across;  // [queries * tokens, V], rows as o
     const GateGradient<T>* key_gate;
     const GateGradient<T>* value_gate;
@@ -207,7 +207,8 @@ struct PassGradients {
 
 // Members' share of the rows or columns of a matrix, in whole vectors.
 template <class T>
-void turn(const Team& team, const T* in, ptrdiff_t in_row, int rows, int cols, T* out, ptrdiff_t out_row) {
+void transpose_together(const Team& team, const T* in, ptrdiff_t in_row, int rows, int cols, T* out,
+                        ptrdiff_t out_row) {
     const int blocks = rows / Simd<T>::W;
     transpose(in, in_row, cols, out, out_row, team.begin(blocks), team.end(blocks));
 }
@@ -258,23 +259,23 @@ void finish_key_side(const Team& team, const Pass<T>& x, const PassGradients<T>&
     for (int block = team.begin(g.width / W); block < team.end(g.width / W); block++) {
         const int f = block * W;
         for (int i = 0; i < x.tokens; i++) {
-            const ptrdiff_t at = i * g.row + f;
-            T* dk = d.dk.at + i * x.k.row + f;
-            store(dk, load(dk) * load((strong ? g.suffix : g.down) + at));
+            const ptrdiff_t offset = i * g.row + f;
+            T* dk = d.dk.data + i * x.k.row + f;
+            store(dk, load(dk) * load((strong ? g.suffix : g.down) + offset));
             const Vec<T> written = load(dk) * load(x.k.raw + i * x.k.row + f);
             Vec<T> read{};
             for (int r = 0; r < x.queries; r++) {
                 const ptrdiff_t to = (r * x.tokens + i) * x.q.row + f;
-                store(d.dq.at + to, load(d.dq.at + to) * load((strong ? g.prefix : g.up) + at));
-                read += load(d.dq.at + to) * load(x.q.raw + to);
+                store(d.dq.data + to, load(d.dq.data + to) * load((strong ? g.prefix : g.up) + offset));
+                read += load(d.dq.data + to) * load(x.q.raw + to);
             }
-            store(gate.reads + at, load(gate.reads + at) + (strong ? read : read - written));
-            if (strong) store(gate.writes + at, load(gate.writes + at) + written);
+            store(gate.reads + offset, load(gate.reads + offset) + (strong ? read : read - written));
+            if (strong) store(gate.writes + offset, load(gate.writes + offset) + written);
         }
     }
     if (!strong) return;
-    direct_mix(team, g, x.queries, d.dA, kChunkRow, x.k.raw, x.k.row, d.dq.at, x.q.row);
-    direct_mix_back(team, g, x.queries, d.dA, kChunkRow, x.q.raw, x.q.row, x.k.raw, x.k.row, d.dk.at, x.k.row,
+    direct_mix(team, g, x.queries, d.dA, kChunkRow, x.k.raw, x.k.row, d.dq.data, x.q.row);
+    direct_mix_back(team, g, x.queries, d.dA, kChunkRow, x.q.raw, x.q.row, x.k.raw, x.k.row, d.dk.data, x.k.row,
                     gate.inside);
 }
 
@@ -288,32 +289,33 @@ void finish_value_side(const Team& team, const Pass<T>& x, const PassGradients<T
     for (int block = team.begin(g.width / W); block < team.end(g.width / W); block++) {
         const int f = block * W;
         for (int i = 0; i < x.tokens; i++) {
-            const ptrdiff_t at = i * g.row + f;
-            T* dv = d.dv.at + i * x.v.row + f;
-            store(dv, load(dv) * load((strong ? g.suffix : g.down) + at));
+            const ptrdiff_t offset = i * g.row + f;
+            T* dv = d.dv.data + i * x.v.row + f;
+            store(dv, load(dv) * load((strong ? g.suffix : g.down) + offset));
             const Vec<T> written = load(dv) * load(x.v.raw + i * x.v.row + f);
             Vec<T> read{};
             for (int r = 0; r < x.queries; r++) {
                 const ptrdiff_t to = (r * x.tokens + i) * d.o.row + f;
-                const Vec<T> o = strong ? load(d.across + to) * load(g.prefix + at) : load(d.outputs + to);
+                const Vec<T> o = strong ? load(d.across + to) * load(g.prefix + offset) : load(d.outputs + to);
                 read += o * load(d.o.raw + to);
             }
-            store(gate.reads + at, load(gate.reads + at) + (strong ? read : read - written));
-            if (strong) store(gate.writes + at, load(gate.writes + at) + written);
+            store(gate.reads + offset, load(gate.reads + offset) + (strong ? read : read - written));
+            if (strong) store(gate.writes + offset, load(gate.writes + offset) + written);
         }
     }
     if (!strong) return;
-    direct_mix_back(team, g, x.queries, x.A, kChunkRow, d.o.raw, d.o.row, x.v.raw, x.v.row, d.dv.at, x.v.row,
+    direct_mix_back(team, g, x.queries, x.A, kChunkRow, d.o.raw, d.o.row, x.v.raw, x.v.row, d.dv.data, x.v.row,
                     gate.inside);
 }
 
 // dq, dk, dv, the gates' gradients, and the gradient of the state before the chunk in place of that after it. The team
-// must have waited before, and waits at the end. A is computed here; k_turned is there already.
+// must have waited before, and waits at the end. A is computed here; k_transposed is there already.
 template <class T>
 void backward(const Team& team, const Pass<T>& x, const PassGradients<T>& d, const T* before, T* dS) {
     const int n = x.tokens;
-    turn(team, before, x.state_row, x.k.width, x.v.width, d.S_turned, d.turned_row);
-    turn(team, static_cast<const T*>(dS), x.state_row, x.k.width, x.v.width, d.dS_turned, d.turned_row);
+    transpose_together(team, before, x.state_row, x.k.width, x.v.width, d.S_transposed, d.transposed_row);
+    transpose_together(team, static_cast<const T*>(dS), x.state_row, x.k.width, x.v.width, d.dS_transposed,
+                       d.transposed_row);
     // Strong gates: what crosses the chunk from side to side, but for the gate's own decay.
     if (x.strong_key())
         add_row_sums(team, x, before, dS, x.by_value != nullptr ? x.by_value->total : nullptr, d.key_gate->left);
@@ -323,7 +325,7 @@ void backward(const Team& team, const Pass<T>& x, const PassGradients<T>& d, con
     if (x.strong_value())
         direct_scores(team, *x.by_value, x.queries, d.o.raw, d.o.row, x.v.raw, x.v.row, d.dA, kChunkRow);
     else
-        x.causal_product(team, d.o, d.v_turned, x.v.width, d.dA);
+        x.causal_product(team, d.o, d.v_transposed, x.v.width, d.dA);
     if (x.strong_value()) gemm(team, x.border_reads(before, d.across, d.o.row));
     team.wait();
 
@@ -333,8 +335,8 @@ void backward(const Team& team, const Pass<T>& x, const PassGradients<T>& d, con
         {
             const Product<T> inside{dA, kChunkRow, 1, x.k.in, x.k.row, n, Band::kLower};
             const T* late = d.o.border + first * d.o.row;
-            const Product<T> from_state{late, d.o.row, 1, d.S_turned, d.turned_row, x.v.width};
-            Gemm<T> g{n, x.k.width, d.dq.at + r * d.dq.next, d.dq.row, from_state};
+            const Product<T> from_state{late, d.o.row, 1, d.S_transposed, d.transposed_row, x.v.width};
+            Gemm<T> g{n, x.k.width, d.dq.data + r * d.dq.query, d.dq.row, from_state};
             g.between = x.half_key();
             if (!x.strong_key()) g.second = &inside;
             gemm(team, g);
@@ -342,8 +344,9 @@ void backward(const Team& team, const Pass<T>& x, const PassGradients<T>& d, con
         // Sums over the queries of a head: the first of them begins with what the state has, the others add.
         const Product<T> keys{dA, 1, kChunkRow, x.q.in + first * x.q.row, x.q.row, n, Band::kUpper};
         const Product<T> values{A, 1, kChunkRow, d.o.in + first * d.o.row, d.o.row, n, Band::kUpper};
-        Gemm<T> dk{n, x.k.width, d.dk.at, d.dk.row, {x.v.border, x.v.row, 1, d.dS_turned, d.turned_row, x.v.width}};
-        Gemm<T> dv{n, x.v.width, d.dv.at, d.dv.row, {x.k.border, x.k.row, 1, dS, x.state_row, x.k.width}};
+        Gemm<T> dk{
+            n, x.k.width, d.dk.data, d.dk.row, {x.v.border, x.v.row, 1, d.dS_transposed, d.transposed_row, x.v.width}};
+        Gemm<T> dv{n, x.v.width, d.dv.data, d.dv.row, {x.k.border, x.k.row, 1, dS, x.state_row, x.k.width}};
         if (r == 0) {
             dk.between = x.half_key();
             dv.between = x.half_value();

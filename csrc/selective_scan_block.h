@@ -69,16 +69,16 @@ struct ScanBlock {
             rate[i] = load(A + (s + i) * kScanChannels + lane);
         }
         for (int t = 0; t < count; t++) {
-            const int at = t * kScanChannels + lane;
-            const Vec<T> step = load(dt + at), input = load(x + at);
+            const int offset = t * kScanChannels + lane;
+            const Vec<T> step = load(dt + offset), input = load(x + offset);
             const T *b = B + t * S + s, *c = C + t * S + s;
-            Vec<T> out = s == 0 ? Vec<T>{} : load(y + at);
+            Vec<T> out = s == 0 ? Vec<T>{} : load(y + offset);
 #pragma GCC unroll 8
             for (int i = 0; i < N; i++) {
                 state[i] = exp<T>(step * rate[i]) * state[i] + input * b[i];
                 out += state[i] * c[i];
             }
-            store(y + at, out);
+            store(y + offset, out);
         }
 #pragma GCC unroll 8
         for (int i = 0; i < N; i++) store(h + (s + i) * kScanChannels + lane, state[i]);
@@ -95,8 +95,8 @@ struct ScanBlock {
             rate[i] = load(A + (s + i) * kScanChannels + lane);
         }
         for (int t = 0; t < count; t++) {
-            const int at = t * kScanChannels + lane;
-            const Vec<T> step = load(dt + at), input = load(x + at);
+            const int offset = t * kScanChannels + lane;
+            const Vec<T> step = load(dt + offset), input = load(x + offset);
             const T* b = B + t * S + s;
 #pragma GCC unroll 4
             for (int i = 0; i < N; i++) {
@@ -112,10 +112,10 @@ struct ScanBlock {
             drate[i] = Vec<T>{};
         }
         for (int t = count - 1; t >= 0; t--) {
-            const int at = t * kScanChannels + lane;
-            const Vec<T> step = load(dt + at), input = load(x + at), dout = load(y + at);
+            const int offset = t * kScanChannels + lane;
+            const Vec<T> step = load(dt + offset), input = load(x + offset), dout = load(y + offset);
             const T *b = B + t * S + s, *c = C + t * S + s;
-            Vec<T> dinput = s == 0 ? Vec<T>{} : load(dx + at), dstep = s == 0 ? Vec<T>{} : load(ddt + at);
+            Vec<T> dinput = s == 0 ? Vec<T>{} : load(dx + offset), dstep = s == 0 ? Vec<T>{} : load(ddt + offset);
 #pragma GCC unroll 4
             for (int i = 0; i < N; i++) {
                 const int few = (t * N + i) * W;
@@ -129,8 +129,8 @@ struct ScanBlock {
                 dstep += dlog * rate[i];
                 state[i] *= load(decay + few);
             }
-            store(dx + at, dinput);
-            store(ddt + at, dstep);
+            store(dx + offset, dinput);
+            store(ddt + offset, dstep);
         }
 #pragma GCC unroll 4
         for (int i = 0; i < N; i++) {
@@ -144,7 +144,7 @@ struct ScanBlock {
     void forward_all_lanes(int count, int s, const Team& team) {
         for (int lane = 0; lane < lanes; lane += W) {
             forward_states<N>(count, lane, s);
-            team.ahead->fetch(count);
+            team.prefetcher->fetch(count);
         }
     }
 
@@ -153,7 +153,7 @@ struct ScanBlock {
         for (int i = 0; i < count * N * W; i++) dB_lanes[i] = dC_lanes[i] = 0;
         for (int lane = 0; lane < lanes; lane += W) {
             backward_states<N>(count, lane, s);
-            team.ahead->fetch(count);
+            team.prefetcher->fetch(count);
         }
         for (int t = 0; t < count; t++)
             for (int i = 0; i < N; i++) {
@@ -179,15 +179,15 @@ struct ScanBlock {
         for (; s + 4 <= S; s += 4) backward_all_lanes<4>(count, s, team);
         if (s + 2 <= S) backward_all_lanes<2>(count, s, team), s += 2;
         if (s < S) backward_all_lanes<1>(count, s, team);
-        each_vector(count, [&](int at) {
-            const Vec<T> dinput = load(dx + at);
-            store(ddt + at, load(ddt + at) + dinput * load(u + at));
-            store(dx + at, dinput * load(dt + at));
+        each_vector(count, [&](int offset) {
+            const Vec<T> dinput = load(dx + offset);
+            store(ddt + offset, load(ddt + offset) + dinput * load(u + offset));
+            store(dx + offset, dinput * load(dt + offset));
         });
     }
 
     void multiply(int count) {
-        each_vector(count, [&](int at) { store(x + at, load(dt + at) * load(u + at)); });
+        each_vector(count, [&](int offset) { store(x + offset, load(dt + offset) * load(u + offset)); });
     }
 
     template <class F>
@@ -197,7 +197,7 @@ struct ScanBlock {
     }
 
     // out [S, channels] of rows [channels, S], `row` apart; zero beyond them. Null: all zero.
-    void turn_in(const T* rows, ptrdiff_t row, int channels, T* out) {
+    void transpose_in(const T* rows, ptrdiff_t row, int channels, T* out) {
         if (rows == nullptr) channels = 0;
         for (int lane = 0; lane < lanes; lane += W) {
             if (S == padded_states && lane + W <= channels) {
@@ -214,7 +214,7 @@ struct ScanBlock {
     }
 
     // The reverse. What lies beyond S in `in` may be anything.
-    void turn_out(const T* in, int channels, T* rows, ptrdiff_t row) {
+    void transpose_out(const T* in, int channels, T* rows, ptrdiff_t row) {
         for (int lane = 0; lane < channels; lane += W) {
             if (S == padded_states && lane + W <= channels) {
                 transpose(in + lane, kScanChannels, W, rows + lane * row, row, 0, S / W);

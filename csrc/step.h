@@ -57,21 +57,21 @@ struct Step {
         T *a = space, *s = a + padded, *k = s + padded, *v = k + whole_vectors<T>(K);
         T *q = v + whole_vectors<T>(V), *scores = q + R * whole_vectors<T>(K), *p = scores + R * padded,
           *o = p + R * padded;
-        auto at = [&](const GsaTensor& x, int64_t head) { return b * x.batch + head * x.head; };
-        read(call.g, at(call.g, h), T(1), a, padded);
+        auto offset = [&](const GsaTensor& x, int64_t head) { return b * x.batch + head * x.head; };
+        read(call.g, offset(call.g, h), T(1), a, padded);
         for (int f = 0; f < padded; f += W) {
             Vec<T> e, less_one;
             exp_and_less_one<T>(load(a + f), e, less_one);
             store(a + f, e);
             store(s + f, -less_one);
         }
-        if (call.s.data != nullptr) read(call.s, at(call.s, h), T(1), s, padded);
-        read(call.k, at(call.k, h), T(1), k, whole_vectors<T>(K));
-        read(call.v, at(call.v, h), T(1), v, whole_vectors<T>(V));
+        if (call.s.data != nullptr) read(call.s, offset(call.s, h), T(1), s, padded);
+        read(call.k, offset(call.k, h), T(1), k, whole_vectors<T>(K));
+        read(call.v, offset(call.v, h), T(1), v, whole_vectors<T>(V));
         for (int r = 0; r < R; r++)
-            read(call.q, at(call.q, h * R + r), static_cast<T>(call.scale), q + r * whole_vectors<T>(K), K);
+            read(call.q, offset(call.q, h * R + r), static_cast<T>(call.scale), q + r * whole_vectors<T>(K), K);
 
-        const int64_t unit = (call.places == nullptr ? b : call.places[b]) * call.heads + h;
+        const int64_t unit = (call.state_of == nullptr ? b : call.state_of[b]) * call.heads + h;
         const T* keys = static_cast<const T*>(call.before_k) + unit * K * M;
         T* new_keys = static_cast<T*>(call.after_k) + unit * K * M;
         for (int i = 0; i < R * padded; i++) scores[i] = 0;
@@ -98,7 +98,7 @@ struct Step {
             });
             for (int r = 0; r < R; r++) add_scaled(o + r * V, p[r * padded + m], out, V);
         }
-        for (int r = 0; r < R; r++) write(o + r * V, T(1), call.o, at(call.o, h * R + r));
+        for (int r = 0; r < R; r++) write(o + r * V, T(1), call.o, offset(call.o, h * R + r));
     }
 
     // Bytes that a thread needs.

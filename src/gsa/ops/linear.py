@@ -12,11 +12,12 @@ from torch.nn import functional as F
 from gsa.errors import BackendUnavailable, GSAError
 from gsa.ops.native import library
 from gsa.ops.native import linear as native
+from gsa.ops.native.structs import MAX_COLUMNS
 from gsa.ops.packed import COLUMNS, DENSE, PackedWeight, pack
 
 __all__ = ["PackedWeight", "matvec", "pack", "quantise_activations"]
 
-MOST = 16
+MOST = MAX_COLUMNS
 """Columns of activations at most; with more, a matrix product pays."""
 
 

@@ -6,7 +6,7 @@ The names and their order mirror csrc/native.h.
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, Structure, byref, c_double, c_int32, c_int64, c_void_p
+from ctypes import POINTER, byref, c_int64
 from functools import lru_cache
 from typing import Any
 
@@ -15,97 +15,34 @@ from torch import Tensor
 
 from gsa.errors import GSAError
 from gsa.ops.layout import sequence_bounds, sequence_count
-from gsa.ops.native.library import library
+from gsa.ops.native.library import check_memory, library
 from gsa.ops.native.results import empty, empty_like
+from gsa.ops.native.structs import (
+    CHUNK,
+    DTYPE_CODES,
+    READOUT_CODES,
+    GsaLinearAttention,
+    GsaShape,
+    GsaSlotAttention,
+    GsaStep,
+    GsaTensor,
+)
 from gsa.ops.operators import laid_out_like
-from gsa.ops.readout import READOUTS
 from gsa.ops.state import SlotState, compute_dtype
 
-CHUNK = 64
-"""Tokens in a chunk; csrc/operator.h has the same."""
 MARK_CHUNKS = 4
 """The forward pass keeps a state at every so many chunks; the backward pass computes those between them again."""
 
 MOST_FEATURES, MOST_QUERIES = 1 << 24, 1 << 16
 """So that no index in C++ overflows."""
 
-_DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
-READOUT_CODES = {name: code for code, name in enumerate(("softmax", "identity", "swish", "relu", "relu2"))}
-assert READOUT_CODES.keys() == READOUTS.keys()
-
-
-class CallTensor(Structure):
-    _fields_ = [
-        ("data", c_void_p),
-        ("batch", c_int64),
-        ("time", c_int64),
-        ("head", c_int64),
-        ("type", c_int32),
-        ("width", c_int32),
-    ]
-
-
-class CallShape(Structure):
-    _fields_ = [
-        ("sequences", c_int64),
-        ("rows", POINTER(c_int64)),
-        ("starts", POINTER(c_int64)),
-        ("stops", POINTER(c_int64)),
-        ("heads", c_int32),
-        ("queries", c_int32),
-        ("mark_chunks", c_int32),
-        ("threads", c_int32),
-        ("wide", c_int32),
-        ("scale", c_double),
-    ]
-
-
-def tensor_fields(kind: Any, names: str) -> list[tuple[str, Any]]:
-    return [(name, kind) for name in names.split()]
-
-
-class _LinearAttention(Structure):
-    _fields_ = [
-        ("shape", CallShape),
-        *tensor_fields(CallTensor, "q k v gk gv o"),
-        *tensor_fields(c_void_p, "initial final kept"),
-        *tensor_fields(CallTensor, "d_o dq dk dv dgk dgv"),
-        *tensor_fields(c_void_p, "dfinal dinitial"),
-    ]
-
-
-class _SlotAttention(Structure):
-    _fields_ = [
-        ("shape", CallShape),
-        ("readout", c_int32),
-        *tensor_fields(CallTensor, "q k v g s o slots"),
-        *tensor_fields(c_void_p, "initial_k initial_v final_k final_v kept_k kept_v"),
-        *tensor_fields(CallTensor, "d_o dq dk dv dg ds"),
-        *tensor_fields(c_void_p, "dfinal_k dfinal_v dinitial_k dinitial_v"),
-    ]
-
-
-class _Step(Structure):
-    _fields_ = [
-        ("batch", c_int64),
-        ("places", c_void_p),
-        *tensor_fields(c_int32, "heads queries readout threads wide"),
-        ("scale", c_double),
-        *tensor_fields(CallTensor, "q k v g s o"),
-        *tensor_fields(c_void_p, "before_k before_v after_k after_v"),
-    ]
-
 
 @lru_cache(None)
 def _compiled() -> ctypes.CDLL:
     lib = library()
-    lib.gsa_linear_attention.argtypes = [POINTER(_LinearAttention), ctypes.c_int]
-    lib.gsa_slot_attention.argtypes = [POINTER(_SlotAttention), ctypes.c_int]
-    lib.gsa_slot_attention_step.argtypes = [POINTER(_Step)]
-    sizes = (c_int64 * 3)()
-    lib.gsa_operator_sizes(sizes)
-    expected = [ctypes.sizeof(x) for x in (_LinearAttention, _SlotAttention, _Step)]
-    assert list(sizes) == expected, f"csrc/native.h has structures of {list(sizes)} bytes, these are of {expected}"
+    lib.gsa_linear_attention.argtypes = [POINTER(GsaLinearAttention), ctypes.c_int]
+    lib.gsa_slot_attention.argtypes = [POINTER(GsaSlotAttention), ctypes.c_int]
+    lib.gsa_slot_attention_step.argtypes = [POINTER(GsaStep)]
     return lib
 
 
@@ -144,7 +81,7 @@ class Call:
             setattr(
                 self.struct,
                 name,
-                CallTensor(x.data_ptr(), strides[0], time, strides[-2], _DTYPES[x.dtype], x.shape[-1]),
+                GsaTensor(x.data_ptr(), strides[0], time, strides[-2], DTYPE_CODES[x.dtype], x.shape[-1]),
             )
 
     def states(self, dtype: torch.dtype, **states: Tensor | None) -> None:
@@ -164,7 +101,7 @@ class Call:
             bounds = tuple((c_int64 * len(found))(*column) for column in zip(*found, strict=True)) or _rows(0, 0)
         self.alive.append(bounds)
         _check_heads(q.shape[2] // k.shape[2])
-        self.struct.shape = CallShape(
+        self.struct.shape = GsaShape(
             len(bounds[0]),
             *bounds,
             k.shape[2],
@@ -176,8 +113,7 @@ class Call:
         )
 
     def run(self, function: Any, *arguments: int) -> None:
-        if function(byref(self.struct), *arguments):
-            raise MemoryError("the native engine could not get its working memory")
+        check_memory(function(byref(self.struct), *arguments), function.__name__)
 
 
 @lru_cache(64)
@@ -221,7 +157,7 @@ def gla_forward(
     o = empty((*q.shape[:3], V), q.dtype)
     final = empty((sequence_count(q, cu_seqlens), H, K, V), dtype)
     kept = empty(kept_shape(q, v, cu_seqlens, keep, H, K, V), dtype)
-    call = Call(_LinearAttention())
+    call = Call(GsaLinearAttention())
     call.shape(q, k, cu_seqlens, scale, keep)
     call.tensors(q=q, k=k, v=v, gk=gk, gv=gv, o=o)
     call.states(dtype, initial=initial, final=final, kept=kept)
@@ -248,7 +184,7 @@ def gla_backward(
     dq, dk, dv = map(empty_like, (q, k, v))
     dgk, dgv = (None if x is None else empty_like(x) for x in (gk, gv))
     dinitial = empty((sequence_count(q, cu_seqlens), H, k.shape[3], v.shape[3]), dtype)
-    call = Call(_LinearAttention())
+    call = Call(GsaLinearAttention())
     call.shape(q, k, cu_seqlens, scale, keep)
     call.tensors(q=q, k=k, v=v, gk=gk, gv=gv, d_o=do, dq=dq, dk=dk, dv=dv, dgk=dgk, dgv=dgv)
     call.states(dtype, kept=kept, dfinal=dfinal, dinitial=dinitial)
@@ -279,7 +215,7 @@ def gsa_forward(
     final_k, final_v = empty((N, H, K, M), dtype), empty((N, H, M, V), dtype)
     kept_k = empty(kept_shape(q, v, cu_seqlens, keep, H, K, M), dtype)
     kept_v = empty(kept_shape(q, v, cu_seqlens, keep, H, M, V), dtype)
-    call = Call(_SlotAttention(readout=READOUT_CODES[readout]))
+    call = Call(GsaSlotAttention(readout=READOUT_CODES[readout]))
     call.shape(q, k, cu_seqlens, scale, keep)
     call.tensors(q=q, k=k, v=v, g=g, s=s, o=o, slots=None if keep == "nothing" else slots)
     call.states(dtype, initial_k=initial_k, initial_v=initial_v, final_k=final_k, final_v=final_v)
@@ -313,7 +249,7 @@ def gsa_backward(
     dq, dk, dv, dg = map(empty_like, (q, k, v, g))
     ds = None if s is None else empty_like(s)
     dinitial_k, dinitial_v = empty((N, H, K, M), dtype), empty((N, H, M, V), dtype)
-    call = Call(_SlotAttention(readout=READOUT_CODES[readout]))
+    call = Call(GsaSlotAttention(readout=READOUT_CODES[readout]))
     call.shape(q, k, cu_seqlens, scale, keep)
     call.tensors(q=q, k=k, v=v, g=g, s=s, slots=slots, d_o=do, dq=dq, dk=dk, dv=dv, dg=dg, ds=ds)
     call.states(dtype, kept_k=kept_k, kept_v=kept_v, dfinal_k=dfinal_k, dfinal_v=dfinal_v)
@@ -341,7 +277,7 @@ def gsa_step(
     _check_heads(q.shape[1] // k.shape[1])
     o = torch.empty((*q.shape[:2], v.shape[2]), dtype=q.dtype, device="cpu")
     call = Call(
-        _Step(
+        GsaStep(
             q.shape[0],
             None,
             k.shape[1],

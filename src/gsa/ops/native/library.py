@@ -15,11 +15,13 @@ import torch
 
 import gsa.ops.native
 from gsa.errors import BackendUnavailable, GSAError
+from gsa.ops.native import structs
 
-ABI = 4
+ABI = 5
 """Of csrc/native.h: a library with another number is a leftover of another version."""
 
 _FUNCTIONS = (
+    "gsa_layout",
     "gsa_isas",
     "gsa_isa",
     "gsa_use_isa",
@@ -27,13 +29,10 @@ _FUNCTIONS = (
     "gsa_linear_attention",
     "gsa_slot_attention",
     "gsa_slot_attention_step",
-    "gsa_operator_sizes",
     "gsa_selective_scan",
-    "gsa_selective_scan_size",
     "gsa_matvec",
     "gsa_products",
     "gsa_decode",
-    "gsa_decoder_sizes",
     "gsa_unpack",
     "gsa_read",
 )
@@ -55,6 +54,12 @@ def library() -> ctypes.CDLL:
     if _LIBRARY is None:
         raise BackendUnavailable(f"the native engine cannot run here: {_MISSING}")
     return _LIBRARY
+
+
+def check_memory(code: int, operation: str) -> None:
+    """Raises what every function of the library means by a code that is not 0: there was no memory for its work."""
+    if code:
+        raise MemoryError(f"{operation}: the native engine could not get its working memory")
 
 
 def isa() -> str:
@@ -89,6 +94,10 @@ def _load() -> ctypes.CDLL | str:
             getattr(lib, name)
     except (OSError, AttributeError) as error:
         return f"its library does not load: {error}"
+    lib.gsa_layout.restype = ctypes.POINTER(structs.GsaNumber)
+    difference = structs.difference(structs.listed(lib.gsa_layout()))
+    if difference is not None:
+        return f"its library was built from other sources: {difference}; run `pip install` again"
     for name in ("gsa_isa", "gsa_isas"):
         getattr(lib, name).restype = ctypes.c_char_p
     lib.gsa_use_isa.argtypes = [ctypes.c_char_p]

@@ -6,39 +6,24 @@ Shape letters: B batch, T time, E channels, S states of a channel, N sequences.
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, Structure, c_int64, c_void_p
+from ctypes import POINTER
 from functools import lru_cache
 
 from torch import Tensor
 
 from gsa.ops.layout import sequence_count
-from gsa.ops.native.kernels import Call, CallShape, CallTensor, tensor_fields
+from gsa.ops.native.kernels import Call
 from gsa.ops.native.library import library
 from gsa.ops.native.results import empty, empty_like
+from gsa.ops.native.structs import SCAN_CHUNK, SCAN_PADDING, GsaSelectiveScan
 from gsa.ops.operators import laid_out_like
 from gsa.ops.state import compute_dtype
-
-CHUNK, PADDING = 64, 16
-"""Tokens between two states that are kept, and what channels are padded to; csrc/selective_scan.h has the same."""
-
-
-class _SelectiveScan(Structure):
-    _fields_ = [
-        ("shape", CallShape),
-        *tensor_fields(CallTensor, "u dt A B C y"),
-        *tensor_fields(c_void_p, "initial final kept"),
-        *tensor_fields(CallTensor, "d_y du d_dt dA dB dC"),
-        *tensor_fields(c_void_p, "dfinal dinitial"),
-    ]
 
 
 @lru_cache(None)
 def _compiled() -> ctypes.CDLL:
     lib = library()
-    lib.gsa_selective_scan.argtypes = [POINTER(_SelectiveScan), ctypes.c_int]
-    lib.gsa_selective_scan_size.restype = c_int64
-    size, expected = lib.gsa_selective_scan_size(), ctypes.sizeof(_SelectiveScan)
-    assert size == expected, f"csrc/native.h has a structure of {size} bytes, this is of {expected}"
+    lib.gsa_selective_scan.argtypes = [POINTER(GsaSelectiveScan), ctypes.c_int]
     return lib
 
 
@@ -47,15 +32,15 @@ def kept_shape(u: Tensor, A: Tensor, cu_seqlens: Tensor | None, keep: str) -> tu
     if keep == "nothing":
         count = 0
     elif cu_seqlens is None:
-        count = u.shape[0] * -(-u.shape[1] // CHUNK)
+        count = u.shape[0] * -(-u.shape[1] // SCAN_CHUNK)
     else:
-        count = u.shape[1] // CHUNK + cu_seqlens.shape[0] - 1
-    return (count, A.shape[1], -(-A.shape[0] // PADDING) * PADDING)
+        count = u.shape[1] // SCAN_CHUNK + cu_seqlens.shape[0] - 1
+    return (count, A.shape[1], -(-A.shape[0] // SCAN_PADDING) * SCAN_PADDING)
 
 
 def _call(cu_seqlens: Tensor | None, **tensors: Tensor) -> Call:
     """The call with these tensors in it, [B, T, width] as those of one head and A [E, S] as a token of E heads."""
-    call = Call(_SelectiveScan())
+    call = Call(GsaSelectiveScan())
     heads = {name: x[None, None] if x.dim() == 2 else x.unsqueeze(2) for name, x in tensors.items()}
     call.tensors(**heads)
     call.shape(heads["u"], heads["u"], cu_seqlens, 1.0, "nothing")

@@ -1,4 +1,6 @@
 // What both operators share: working memory, rows of tensors, states, and the way through sequences.
+//
+// Letters and distances between rows as in pass.h; `padded` is a width of whole vectors.
 #pragma once
 
 #include "pass.h"
@@ -12,6 +14,7 @@ struct Arena {
     char* base = nullptr;
     size_t used = 0;
 
+    // Room for so many numbers, from a multiple of 64 bytes on.
     template <class T>
     T* take(size_t count) {
         const size_t offset = used;
@@ -31,7 +34,7 @@ constexpr ptrdiff_t row_of(int padded) {
     return padded * sizeof(T) % 512 == 0 ? padded + 64 / static_cast<int>(sizeof(T)) : padded;
 }
 
-// Gates [chunk, width] whose rows lie as those of what they gate.
+// Gates [C, width] whose rows are as far apart as those of what they gate.
 template <class T>
 Gates<T> take_gates(Arena& arena, int width, ptrdiff_t row) {
     Gates<T> g{};
@@ -44,6 +47,7 @@ Gates<T> take_gates(Arena& arena, int width, ptrdiff_t row) {
     return g;
 }
 
+// Room for the gradient of these gates, with their distance between rows.
 template <class T>
 GateGradient<T> take_gate_gradient(Arena& arena, const Gates<T>& g) {
     const size_t size = kChunk * g.row;
@@ -51,7 +55,7 @@ GateGradient<T> take_gate_gradient(Arena& arena, const Gates<T>& g) {
     return {reads, writes, inside, arena.take<T>(g.width)};
 }
 
-// A matrix of so many rows, with room for its decayed forms if it is gated.
+// A matrix [rows, width], with room for its decayed forms if it is gated.
 template <class T>
 Operand<T> take_operand(Arena& arena, int rows, int width, bool gated) {
     const ptrdiff_t row = row_of<T>(width);
@@ -62,12 +66,15 @@ Operand<T> take_operand(Arena& arena, int rows, int width, bool gated) {
 
 // A chunk of one head of one sequence.
 struct HeadChunk {
-    int64_t row, first;  // of the batch; token
-    int count, tokens;   // of tokens; padded
-    int head;
+    int64_t row;    // of the batch
+    int64_t first;  // token
+    int count;      // of tokens
+    int tokens;     // C: count, padded to whole vectors
+    int head;       // of keys and values
 };
 
-// The chunk's rows of a tensor with `per_head` heads for each of ours, times `scale`: [per_head * tokens, width].
+// out [per_head * C, padded] = the chunk's rows of a tensor with `per_head` heads for each of ours, times `scale`; zero
+// where there is no token or feature. Rows of out are `row` apart.
 template <class T>
 void read_rows(const Team& team, const GsaTensor& x, const HeadChunk& chunk, int per_head, T scale, T* out,
                ptrdiff_t row, int padded) {
@@ -98,6 +105,7 @@ inline void prefetch_rows(const Team& team, const GsaTensor& x, const HeadChunk&
     }
 }
 
+// The reverse: the chunk's rows of the tensor `out` = in [per_head * C, out.width], times `scale`, without the padding.
 template <class T>
 void write_rows(const Team& team, const T* in, ptrdiff_t row, T scale, const HeadChunk& chunk, int per_head,
                 const GsaTensor& out) {
@@ -110,14 +118,14 @@ void write_rows(const Team& team, const T* in, ptrdiff_t row, T scale, const Hea
     }
 }
 
-// Rows of working memory, all queries one after another.
+// Working memory [R * C, ..] with rows `row` apart, as a place for results.
 template <class T>
 Rows<T> whole_rows(const HeadChunk& chunk, T* rows, ptrdiff_t row) {
     return {rows, row, chunk.tokens * row};
 }
 
-// Where results for `out` may be computed: in its own memory, if they are exactly what belongs there, else in
-// `scratch`, from where `finish_rows` takes them.
+// Where results [per_head * C, padded] for `out` may be computed: in its own memory, if they are exactly what belongs
+// there, else in `scratch` with rows `row` apart, from where `finish_rows` takes them.
 template <class T>
 Rows<T> rows_for(const GsaTensor& out, const HeadChunk& chunk, T scale, int padded, T* scratch, ptrdiff_t row,
                  int per_head) {
@@ -129,13 +137,15 @@ Rows<T> rows_for(const GsaTensor& out, const HeadChunk& chunk, T scale, int padd
     return {first, out.time, out.head};
 }
 
+// Copies results from `scratch` to `out`, times `scale`, unless they are there already.
 template <class T>
 void finish_rows(const Team& team, const Rows<T>& rows, const T* scratch, T scale, const HeadChunk& chunk, int per_head,
                  const GsaTensor& out) {
     if (rows.data == scratch) write_rows(team, scratch, rows.row, scale, chunk, per_head, out);
 }
 
-// A log gate's rows as factors a = exp(g) and, if wanted, 1 - a. A gate of width 1 serves all features.
+// The chunk's rows of a log gate as to.a [C, width] = exp(g) and, if wanted, write_strength [C, width] = 1 - exp(g),
+// rows to.row apart. A gate of width 1 serves all features.
 template <class T>
 void read_gate(const Team& team, const GsaTensor& g, const HeadChunk& chunk, const Gates<T>& to, T* write_strength) {
     constexpr int W = Simd<T>::W;
@@ -155,19 +165,21 @@ void read_gate(const Team& team, const GsaTensor& g, const HeadChunk& chunk, con
     }
 }
 
-// One memory of the operator: a matrix [rows, cols] per head, and where it is found outside, as [index, H, rows, cols].
+// One memory of the operator: a padded matrix [rows, cols] in the state of a head, and where the caller has it, dense
+// and not padded.
 struct Memory {
-    int rows, cols;  // padded: those of the matrix here
-    ptrdiff_t row;
-    size_t offset;  // in the state of a head
-    int outer_rows, outer_cols;
-    const void* initial;
-    void* final;
-    void* kept;
-    const void* dfinal;
-    void* dinitial;
+    int rows, cols;              // padded
+    ptrdiff_t row;               // distance between rows
+    size_t offset;               // of the matrix in the state of a head, in numbers
+    int outer_rows, outer_cols;  // not padded
+    const void* initial;         // [N, H, outer_rows, outer_cols], or null
+    void* final;                 // [N, H, outer_rows, outer_cols]
+    void* kept;                  // [marks, H, outer_rows, outer_cols], or null
+    const void* dfinal;          // [N, H, outer_rows, outer_cols], or null
+    void* dinitial;              // [N, H, outer_rows, outer_cols]
 };
 
+// The memory's part of `state` = from[index, head], of from [.., H, outer_rows, outer_cols]; all zero if that is null.
 template <class T>
 void read_state(const Team& team, const Memory& m, const void* from, int64_t index, int heads, int head, T* state) {
     const int64_t size = static_cast<int64_t>(m.outer_rows) * m.outer_cols;
@@ -180,6 +192,7 @@ void read_state(const Team& team, const Memory& m, const void* from, int64_t ind
     }
 }
 
+// The reverse: to[index, head] = the memory's part of `state`.
 template <class T>
 void write_state(const Team& team, const Memory& m, const T* state, void* to, int64_t index, int heads, int head) {
     const int64_t size = static_cast<int64_t>(m.outer_rows) * m.outer_cols;
@@ -190,7 +203,7 @@ void write_state(const Team& team, const Memory& m, const T* state, void* to, in
 }
 
 // The way of a team through the heads [from, to) of sequence n. Op computes chunks:
-//     memories, memory_count, state_size, border_size
+//     memories, memory_count; state_size, border_size: in numbers, of a head
 //     forward(team, chunk, state), replay(team, chunk, before, after), backward(team, chunk, before, dstate, border)
 //     gates_at_border(team, chunk, state, dstate, border)
 //     prefetch(team, chunk, next), prefetch_backward(team, chunk, next): memory that will be wanted soon
@@ -200,9 +213,10 @@ struct Walk {
     Op op;
     const GsaShape& shape;
     const Plan& plan;
-    T* states;    // of the heads of a group, one after another; backward: their gradients
-    T* borders;   // backward, of each head: the state times its gradient, summed as its gates need it
-    T* replayed;  // backward: before each chunk from one mark to the next, and after the last
+    T* states;    // [group, state_size], of the heads of a group; backward: their gradients
+    T* borders;   // [group, border_size], backward: the state times its gradient, summed as the gates need it
+    T* replayed;  // [mark_chunks + 1, state_size], backward: before each chunk from one mark to the next, and after the
+                  // last
 
     Walk(Arena& arena, const typename Op::Call& call, bool backward, const Plan& plan, int group)
         : op(arena, call, backward), shape(call.shape), plan(plan) {

@@ -46,17 +46,26 @@ GSA_INLINE Vec<float> log_sigmoid(Vec<float> x) {
     return (x < 0.0f ? x : Vec<float>{}) - s * series;
 }
 
+// Activations of all columns (tokens), for the widest block: H key/value heads, HQ query heads, M slots, D the width of
+// the model, I that of its MLP.
 struct Buffers {
-    float *x, *q, *k, *v, *f, *g, *o, *inner;
+    float* x;      // [count, D], the residual stream
+    float* q;      // [count, HQ * K]
+    float* k;      // [count, H * K]
+    float* v;      // [count, H * V]
+    float* f;      // [count, H * M], what the forget gate is made of
+    float* g;      // [count, HQ * V], gate of the output
+    float* o;      // [count, HQ * V]
+    float* inner;  // [count, 2 * I], gate and up of the MLP
 };
 
 struct Decode {
     const DecodeCall& call;
     Buffers buffers{};
-    Columns shared{};
-    Columns* own = nullptr;   // of each thread
-    float** space = nullptr;  // of each thread, for the step
-    int* starts = nullptr;    // the first column of each sequence, and the end
+    Columns shared{};         // room for all columns
+    Columns* own = nullptr;   // [threads], room for one column each
+    float** space = nullptr;  // [threads], working memory of Step
+    int* starts = nullptr;    // [sequences + 1], the first column of each sequence, and the end
     int sequences = 0;
     Barrier barrier;
 
@@ -119,6 +128,7 @@ struct Decode {
         return step;
     }
 
+    // data [count, heads, width] as a tensor of one token per row.
     static GsaTensor rows(float* data, int64_t heads, int width) {
         return {data, heads * width, 0, width, GSA_FLOAT32, width};
     }
@@ -138,7 +148,7 @@ struct Decode {
         return step;
     }
 
-    // Head h of column c: activations, gate, step.
+    // Head h of column c: activations, gate, and the step, which changes the head's states.
     void head(const GsaBlock& block, const Step<float>& step, int64_t c, int h, float* own_space) const {
         const int64_t K = block.key_width, V = block.value_width, M = block.slots, H = block.heads, R = block.queries;
         activate(block.feature_map, buffers.q + (c * H + h) * R * K, R * K);
@@ -149,7 +159,7 @@ struct Decode {
         step.head(c, h, own_space);
     }
 
-    // What enters the output matrix in column c.
+    // out [HQ * V]: what enters the output matrix in column c.
     void finish(const GsaBlock& block, int c, float* out) const {
         const int64_t V = block.value_width, HQ = static_cast<int64_t>(block.heads) * block.queries, all = HQ * V;
         __builtin_memcpy(out, buffers.o + c * all, sizeof(float) * all);
@@ -162,10 +172,12 @@ struct Decode {
         for (int64_t i = 0; i < all; i++) out[i] *= g[i];  // swish of it
     }
 
+    // RMSNorm of x [n] with weight [n], in place.
     void normalise(float* x, const float* weight, float epsilon, int64_t n) const {
         call.linear.read_input({GSA_INPUT_RMS_NORM, x, weight, epsilon}, n, n, 1, x);
     }
 
+    // buffers.x [count, D] through one block, all members of the team together.
     void block(const GsaBlock& b, Worker& worker, float* own_space) const {
         const int64_t D = call.decoder.width;
         const auto normed = [&](const float* norm, float epsilon) {

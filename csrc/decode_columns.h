@@ -11,10 +11,10 @@ namespace {
 
 GSA_INLINE int64_t larger_of(int64_t a, int64_t b) { return a > b ? a : b; }
 
-// Room for `count` columns of any of some matrices.
+// Room for columns that suit any of some matrices.
 struct ColumnRoom {
-    int64_t blocks = 0, groups = 0;
-    int words_per_quad = 0;
+    int64_t blocks = 0, groups = 0;  // along the longest row
+    int words_per_quad = 0;          // as in Columns
 
     void include(const GsaMatrix& matrix) {
         if (matrix.weight == nullptr) return;
@@ -23,6 +23,7 @@ struct ColumnRoom {
         groups = larger_of(groups, m.groups);
     }
 
+    // Room for `count` columns; the shapes are those of Columns.
     Columns take(Arena& arena, int count) const {
         Columns columns{};
         columns.count = count;
@@ -35,7 +36,7 @@ struct ColumnRoom {
     }
 };
 
-// The columns from `from` to `to` alone.
+// The columns from `from` to `to` alone, of columns made for matrix m.
 GSA_INLINE Columns column_range(const Matrix& m, const Columns& all, int from, int to) {
     Columns part = all;
     part.count = to - from;
@@ -46,22 +47,23 @@ GSA_INLINE Columns column_range(const Matrix& m, const Columns& all, int from, i
     return part;
 }
 
-// A product that is to be done: y [count, stride] = W x + residual.
+// A product that is to be done: y = W x + residual.
 struct PendingProduct {
-    const GsaMatrix* matrix;
-    float* y;
+    const GsaMatrix* matrix;  // W [N, K]; without a weight there is nothing to do
+    float* y;                 // [count, N], columns `stride` apart
     int64_t stride;
-    const float* residual;
+    const float* residual;  // lies as y does, or null
 };
 
 // One thread of a team, with what it needs for products.
 struct Worker {
     const LinearKernels& linear;
     Team team;
-    Columns own, shared;
+    Columns own;     // room for one column, of this thread
+    Columns shared;  // room for all columns, of the team
 
-    // Columns for a matrix, from what fill(column, out) writes. One column each thread makes for itself, which takes
-    // less than waiting for another to make it; more are shared out.
+    // Columns for a matrix [N, K], from what fill(column, out [K]) writes. One column each thread makes for itself,
+    // which takes less than waiting for another to make it; more are shared out.
     template <class Fill>
     Columns columns(const GsaMatrix& matrix, int count, Fill fill) {
         const Matrix m = described(matrix);

@@ -78,7 +78,7 @@ GSA_INLINE Vec<T> larger(Vec<T> a, Vec<T> b) {
     return a > b ? a : b;
 }
 
-// weights [M] of scores [M]; what lies between M and `padded` becomes zero.
+// Slot weights p [padded] of slot scores x [padded]; those from M on become zero.
 template <class T>
 void read_out(int readout, const T* x, int M, int padded, T* p) {
     constexpr int W = Simd<T>::W;
@@ -119,7 +119,7 @@ void read_out(int readout, const T* x, int M, int padded, T* p) {
     for (int i = M; i < padded; i++) p[i] = 0;
 }
 
-// dx from the gradient dp of the weights p; may be in place of dp.
+// The gradient dx of the scores x from the gradient dp of the weights p, all [padded]; dx may be dp.
 template <class T>
 void read_out_backward(int readout, const T* x, const T* p, const T* dp, int padded, T* dx) {
     constexpr int W = Simd<T>::W;

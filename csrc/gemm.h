@@ -1,6 +1,7 @@
 // Small matrix products from cache: out = a b (+ a' b'), in tiles of registers.
 //
-// Rows and inner dimensions may have any size; columns are whole vectors, so matrices are padded to those.
+// out [rows, cols], a [rows, inner], b [inner, cols]. Rows and inner dimensions may have any size; columns are whole
+// vectors, so matrices are padded to those. Distances between rows are in numbers.
 #pragma once
 
 #include "simd.h"
@@ -15,10 +16,10 @@ enum class Band { kFull, kLower, kUpper };
 
 template <class T>
 struct Product {
-    const T* a;
-    ptrdiff_t a_row, a_col;  // one of them is 1
-    const T* b;
-    ptrdiff_t b_row;
+    const T* a;              // [rows, inner], or a matrix [inner, rows] that is read transposed
+    ptrdiff_t a_row, a_col;  // distances between rows and between columns of a; one of them is 1
+    const T* b;              // [inner, cols]
+    ptrdiff_t b_row;         // distance between rows of b
     int inner;
     Band band = Band::kFull;
 };
@@ -26,14 +27,14 @@ struct Product {
 template <class T>
 struct Gemm {
     int rows, cols;
-    T* out;
-    ptrdiff_t out_row;
+    T* out;             // [rows, cols]
+    ptrdiff_t out_row;  // distance between rows of out
     Product<T> first;
-    const Product<T>* second = nullptr;
-    const T* between = nullptr;   // columns of the first product are scaled by this before the second is added
-    const T* old = nullptr;       // added to the result (lies as `out` does, and may be the same), of which
-    const T* keep_row = nullptr;  // this factor is kept in each row
-    const T* keep_col = nullptr;  // and this one in each column
+    const Product<T>* second = nullptr;  // added to the first, or null
+    const T* between = nullptr;   // [cols]: the first product's columns are scaled by it before the second is added
+    const T* old = nullptr;       // [rows, cols], added to the result; rows out_row apart, and may be `out`. Of it
+    const T* keep_row = nullptr;  // [rows]: this factor is kept in each row
+    const T* keep_col = nullptr;  // [cols]: and this one in each column
     bool causal = false;          // only the lower triangle is wanted, and the rest zero where a band may read it
 };
 
@@ -46,6 +47,7 @@ constexpr int kTileRows = 6, kTileVecs = 2;
 // About as much of what comes next is fetched as there is time for: so many lines of memory per stretch of the sums.
 constexpr int kFetchLines = 12, kFetchEvery = 64;
 
+// acc [R, V vectors] += a [R, from..to] b [from..to, V vectors]; a and b point to their first row and column.
 template <class T, int R, int V>
 GSA_INLINE void accumulate(Prefetcher* prefetcher, Vec<T> (&acc)[R][V], const T* a, ptrdiff_t a_row, ptrdiff_t a_col,
                            const T* b, ptrdiff_t b_row, int from, int to) {
@@ -68,6 +70,7 @@ GSA_INLINE void accumulate(Prefetcher* prefetcher, Vec<T> (&acc)[R][V], const T*
     }
 }
 
+// The same for the rows from `row` and the columns from `col` on of a product, leaving out what its band says is zero.
 template <class T, int R, int V>
 GSA_INLINE void accumulate(Prefetcher* prefetcher, Vec<T> (&acc)[R][V], const Product<T>& p, int row, int col) {
     const int from = p.band == Band::kUpper ? row : 0;
@@ -80,6 +83,7 @@ GSA_INLINE void accumulate(Prefetcher* prefetcher, Vec<T> (&acc)[R][V], const Pr
         accumulate<T, R, V>(prefetcher, acc, a, p.a_row, 1, p.b + col, p.b_row, from, to);
 }
 
+// R rows by V vectors of g.out, from `row` and `col` on.
 template <class T, int R, int V>
 __attribute__((noinline)) void tile(Prefetcher* prefetcher, const Gemm<T>& g, int row, int col) {
     constexpr int W = Simd<T>::W;
@@ -130,6 +134,7 @@ void tile_of(Prefetcher* prefetcher, const Gemm<T>& g, int rows, int row, int co
     }
 }
 
+// V vectors of columns from `col` on, of the tiles of rows from `from` to `to`.
 template <class T, int V>
 void panel(Prefetcher* prefetcher, const Gemm<T>& g, int col, int from, int to) {
     for (int t = from; t < to; t++) {
@@ -139,7 +144,7 @@ void panel(Prefetcher* prefetcher, const Gemm<T>& g, int col, int from, int to) 
     }
 }
 
-// The team's members each take a part of the tiles; whoever reads the result waits for the team first.
+// All of g.out. The team's members each take a part of the tiles; whoever reads the result waits for the team first.
 template <class T>
 void gemm(const Team& team, const Gemm<T>& g) {
     constexpr int W = Simd<T>::W, kWide = W * kTileVecs;

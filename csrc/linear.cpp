@@ -8,6 +8,8 @@ namespace gsa {
 namespace GSA_ISA {
 namespace {
 
+// A block of 16 rows from `row` on of y [count, N] = W x + residual, in a few columns from `first` on; those of y and
+// the residual are `stride` apart.
 typedef void (*MultiplyRows)(const Matrix&, const Columns&, int first, const float* residual, float* y, int64_t stride,
                              int64_t row);
 

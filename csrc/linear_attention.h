@@ -11,17 +11,23 @@ template <class T>
 struct LinearAttention {
     typedef GsaLinearAttention Call;
     const Call& call;
-    int queries, K, V;  // widths padded
-    Memory memories[2];
+    int queries, K, V;   // R, and widths padded
+    Memory memories[2];  // [K, V]; there is no second
     static constexpr int memory_count = 1;
     size_t state_size;
-    int border_size;
+    int border_size;  // K + V: the sums for the gate of the keys, then for that of the values
     bool by_key, by_value;
 
-    Gates<T> key_gates, value_gates;
-    Operand<T> q, k, v, d_o;
-    T *k_transposed, *v_transposed, *A, *dA, *o, *dq, *dk, *dv, *across, *S_transposed, *dS_transposed;
-    GateGradient<T> key_gradient, value_gradient;
+    Gates<T> key_gates, value_gates;               // [C, K], [C, V]
+    Operand<T> q, k, v, d_o;                       // [R * C, K], [C, K], [C, V], [R * C, V]
+    T* k_transposed;                               // [K, C], rows kChunkRow apart
+    T* v_transposed;                               // [V, C], rows kChunkRow apart
+    T *A, *dA;                                     // [R * C, C], rows kChunkRow apart
+    T* o;                                          // [R * C, V], rows v.row apart
+    T *dq, *dk, *dv;                               // [R * C, K], [C, K], [C, V]; rows as those of q, k and v
+    T* across;                                     // [R * C, V], see PassGradients
+    T *S_transposed, *dS_transposed;               // [V, K]
+    GateGradient<T> key_gradient, value_gradient;  // matrices [C, K], [C, V]
 
     LinearAttention(Arena& arena, const Call& call, bool backward) : call(call) {
         queries = call.shape.queries;
@@ -109,6 +115,7 @@ struct LinearAttention {
         prefetch_rows(team, call.dq, chunk, queries);
     }
 
+    // The chunk's outputs, and `state` [K, V] from before the chunk to after it.
     void forward(const Team& team, const HeadChunk& chunk, T* state) {
         read_writes(team, chunk);
         read_queries(team, chunk);
@@ -123,17 +130,21 @@ struct LinearAttention {
         team.wait();
     }
 
+    // The state after the chunk from that before it.
     void replay(const Team& team, const HeadChunk& chunk, const T* before, T* after) {
         read_writes(team, chunk);
         pass(chunk).update(team, before, after);
         team.wait();
     }
 
+    // Adds to border [K + V] what a state and its gradient at the end of the chunk say of the gates there.
     void gates_at_border(const Team& team, const HeadChunk& chunk, const T* state, const T* dstate, T* border) const {
         GSA_ISA::gates_at_border(team, pass(chunk), state, dstate, border, border + K);
         team.wait();
     }
 
+    // The chunk's gradients, from the state before it; `dstate` goes from the gradient of the state after the chunk to
+    // that of the state before it, and `border` [K + V] along with it.
     void backward(const Team& team, const HeadChunk& chunk, const T* before, T* dstate, T* border) {
         const T scale = static_cast<T>(call.shape.scale);
         read_writes(team, chunk);
@@ -180,7 +191,7 @@ struct LinearAttention {
         team.wait();
     }
 
-    // The gradient of a gate that serves all features is the sum of theirs.
+    // Writes dg [C, width] with rows g.row apart. The gradient of a gate that serves all features is the sum of theirs.
     void write_gate(const Team& team, T* dg, const Gates<T>& g, const HeadChunk& chunk, const GsaTensor& out) {
         if (out.width == 1)
             for (int i = team.begin(chunk.tokens); i < team.end(chunk.tokens); i++) {

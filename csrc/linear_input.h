@@ -27,6 +27,7 @@ GSA_INLINE void prefetch_share(const void* weights, int64_t bytes, const Columns
         __builtin_prefetch(p + offset, 0, 2);
 }
 
+// out [K] = x / sqrt(mean(x^2) + epsilon) * weight, all [K].
 void rms_norm(const float* x, const float* weight, float epsilon, int64_t K, float* out) {
     Floats squares{};
     int64_t k = 0;
@@ -37,7 +38,7 @@ void rms_norm(const float* x, const float* weight, float epsilon, int64_t K, flo
     for (k = 0; k < K; k++) out[k] = x[k] * factor * weight[k];
 }
 
-// silu(gate) * up, of x = [gate, up].
+// out [K] = silu(gate) * up, of x [2 K] = gate [K], up [K].
 void swiglu(const float* x, int64_t K, float* out) {
     int64_t k = 0;
     for (; k + W <= K; k += W) {
@@ -52,6 +53,7 @@ void swiglu(const float* x, int64_t K, float* out) {
     __builtin_memcpy(out + k, product, sizeof(float) * (K - k));
 }
 
+// x [count, stride]; see linear.h.
 void read_input(const Input& input, int64_t K, int64_t stride, int count, float* x) {
     for (int c = 0; c < count; c++) {
         float* out = x + c * stride;
@@ -64,6 +66,7 @@ void read_input(const Input& input, int64_t K, int64_t stride, int count, float*
     }
 }
 
+// group_sum [count, groups]: the sums of each group's activations.
 void sum_groups(const Matrix& m, const Columns& columns) {
     for (int c = 0; c < columns.count; c++) {
         for (int64_t g = 0; g < m.groups; g++) {
@@ -112,7 +115,7 @@ void arrange(const Matrix& m, const Columns& columns) {
     }
 }
 
-// One block: integers to q, and their scale. What is not finite makes the scale NaN, and so every result.
+// One block x [32]: its integers q [32], and their scale. What is not finite makes the scale NaN, and so every result.
 float quantise_block(const float* x, int32_t (&q)[kBlockColumns]) {
     constexpr float round = 0x1.8p23f;  // added and taken away again, it rounds to nearest, ties to even
     constexpr int32_t round_bits = 0x4b400000;
@@ -138,6 +141,7 @@ float quantise_block(const float* x, int32_t (&q)[kBlockColumns]) {
     return highest / 127.0f + not_finite;
 }
 
+// words [8, words_per_quad] from a block's integers q [32].
 void pack_words(const int32_t (&q)[kBlockColumns], int words_per_quad, int32_t* words) {
     if (words_per_quad == 1) {
         int8_t bytes[kBlockColumns];
@@ -153,6 +157,7 @@ void pack_words(const int32_t (&q)[kBlockColumns], int words_per_quad, int32_t* 
     }
 }
 
+// words, block_scale and group_sum of all columns.
 void quantise(const Matrix& m, const Columns& columns) {
     int32_t q[kBlockColumns];
     for (int c = 0; c < columns.count; c++) {

@@ -66,7 +66,8 @@ struct Format {
     }
 };
 
-// Adds the products of one block to sums [C, L], with activations in fp32.
+// Adds the products of a block w [16, 32] of weights, block number `block` of its rows, with C columns from `first` on
+// to sums [C, L vectors of rows]; activations in fp32.
 template <int Bits, int C>
 struct RealBlock {
     // Products go to several sums in turn, or each would wait for the one before. As many for every number of columns:
@@ -142,7 +143,7 @@ struct IntegerBlock {
     }
 };
 
-// Sixteen rows of y from `row` on, in C columns.
+// The MultiplyRows of linear.cpp for C columns.
 template <int Bits, int C, class Block>
 void multiply_quantised(const Matrix& m, const Columns& columns, int first, const float* residual, float* y,
                         int64_t stride, int64_t row) {
@@ -177,7 +178,7 @@ void multiply_quantised(const Matrix& m, const Columns& columns, int first, cons
     }
 }
 
-// A row's bytes lie four by four, 64 apart.
+// out [K] = row `row` of W, whose bytes lie four by four, 64 apart.
 template <int Bits>
 void unpack_quantised(const Matrix& m, int64_t row, float* out) {
     typedef Format<Bits> F;

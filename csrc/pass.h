@@ -3,7 +3,13 @@
 //     o_i = sum_{j<=i} (q_i . k_j) v_j, decayed on the side of the keys, of the values, of both or of neither.
 //
 // Every function is called by all members of a team, each does its part, and what follows waits for the team where it
-// says so. Matrices are padded with zeros to whole vectors, in tokens as in features.
+// says so.
+//
+// Letters: C tokens of the chunk (`tokens`, at most kChunk), R queries of a key/value head (`queries`), K and V
+// features of a key and of a value (`k.width`, `v.width`). C, K and V are padded to whole vectors, and the padding is
+// zero. A matrix [rows, columns] lies row by row; its rows begin a fixed distance apart, in numbers, which is called
+// `row` or ends in `_row` and may be more than the number of columns. [R * C, ..] has the C tokens of the first query,
+// then those of the second.
 #pragma once
 
 #include "convert.h"
@@ -14,25 +20,29 @@ namespace gsa {
 namespace GSA_ISA {
 namespace {
 
-constexpr ptrdiff_t kChunkRow = kChunk + 16;  // rows of [.., chunk] matrices, kept apart in the cache
+constexpr ptrdiff_t kChunkRow = kChunk + 16;  // distance between rows of [.., C] matrices, for the sake of the cache
 
-// One factor of the products in a chunk, with its decay as seen from the chunk's anchor and from its border: where it
-// has none, the three are the same.
+// One factor of the products in a chunk: queries or gradients of outputs [R * C, width], keys or values [C, width]. The
+// same matrix three times; where it has no decay, all three are the same memory.
 template <class T>
 struct Operand {
-    T *raw, *in, *border;
-    int width;
-    ptrdiff_t row;
+    T* raw;         // [.., width] without decay
+    T* in;          // [.., width] with the decay between a token and the chunk's anchor
+    T* border;      // [.., width] with the decay between a token and the chunk's border
+    int width;      // K, V, or M for slots
+    ptrdiff_t row;  // distance between rows, of all three
 };
 
-// Where results go: rows of tokens, and for several queries the distance from the rows of one to those of the next.
+// Where results [R * C, width] or [C, width] go. The tokens of a query are `row` apart, and the first tokens of two
+// queries `query` apart, so that it may lie in a tensor of the caller.
 template <class T>
 struct Rows {
     T* data;
     ptrdiff_t row, query;
 };
 
-// Keys or values: they decay towards the reader, and their border is the end of the chunk.
+// Keys or values x [C, width]: they decay towards the reader, and their border is the end of the chunk. From x.raw to
+// x.in and x.border; g [C, width] with the same distance between rows or another.
 template <class T>
 void decay_early(const Team& team, const Gates<T>& g, const Operand<T>& x) {
     constexpr int W = Simd<T>::W;
@@ -44,7 +54,8 @@ void decay_early(const Team& team, const Gates<T>& g, const Operand<T>& x) {
         }
 }
 
-// Queries or gradients of outputs: they read what has decayed, and their border is the start of the chunk.
+// Queries or gradients of outputs x [R * C, width]: they read what has decayed, and their border is the start of the
+// chunk. From x.raw to x.in and x.border; g [C, width] is the same for all queries.
 template <class T>
 void decay_late(const Team& team, const Gates<T>& g, int queries, const Operand<T>& x) {
     constexpr int W = Simd<T>::W;
@@ -64,12 +75,14 @@ void decay_late(const Team& team, const Gates<T>& g, int queries, const Operand<
 // rest would drown in the rounding of such a difference; there, what g_t touches is summed by itself.
 template <class T>
 struct GateGradient {
-    T* reads;   // [tokens, width]; split: reads - writes. Direct: reads of what came from before the chunk
+    // Matrices [C, width] with the distance between rows of the gates.
+    T* reads;   // split: reads - writes. Direct: reads of what came from before the chunk. In the end the gradient
     T* writes;  // direct: writes that are read after the chunk
     T* inside;  // direct: pairs with both ends inside, at each gate between them
-    T* left;    // [width]; split: all that is read after the chunk. Direct: what came from before it and is
+    T* left;    // [width]. Split: all that is read after the chunk. Direct: what came from before it and is
 
-    // `border`: all that passes the border after this chunk; it is used up, to be gathered for the border before.
+    // All to zero, but `left`. `border` [width] holds all that passes the border after this chunk; it is used up here
+    // and set to zero, to be gathered for the border before the chunk.
     void begin(const Team& team, const Gates<T>& g, T* border) const {
         constexpr int W = Simd<T>::W;
         for (int block = team.begin(g.width / W); block < team.end(g.width / W); block++) {
@@ -83,7 +96,7 @@ struct GateGradient {
         }
     }
 
-    // The result, in place of `reads`.
+    // The gradient of the log gate [C, width], in place of `reads`.
     void finish(const Team& team, const Gates<T>& g) const {
         constexpr int W = Simd<T>::W;
         for (int block = team.begin(g.width / W); block < team.end(g.width / W); block++) {
@@ -105,21 +118,21 @@ struct GateGradient {
 
 template <class T>
 struct Pass {
-    int tokens, queries;
-    Operand<T> q, k, v;        // q: [queries * tokens, K]
-    const Gates<T>* by_key;    // or null
-    const Gates<T>* by_value;  // or null
-    T* k_transposed;           // [K, tokens]: k.in transposed; rows of kChunkRow
-    T* A;                      // [queries * tokens, tokens]; rows of kChunkRow
-    ptrdiff_t state_row;       // of states [K, V]
+    int tokens, queries;       // C, R
+    Operand<T> q, k, v;        // [R * C, K], [C, K], [C, V]
+    const Gates<T>* by_key;    // [C, K], decay on the side of the keys; or null
+    const Gates<T>* by_value;  // [C, V], decay on the side of the values; or null
+    T* k_transposed;           // [K, C], k.in transposed; rows kChunkRow apart
+    T* A;                      // [R * C, C], scores; rows kChunkRow apart
+    ptrdiff_t state_row;       // distance between rows of states [K, V]
 
     bool strong_key() const { return by_key != nullptr && by_key->strong; }
     bool strong_value() const { return by_value != nullptr && by_value->strong; }
-    // What takes sums seen from the border to the anchor, for chunks that are split.
+    // [K] and [V]: what takes sums seen from the border to the anchor, for chunks that are split; else null.
     const T* half_key() const { return by_key != nullptr && !by_key->strong ? by_key->half : nullptr; }
     const T* half_value() const { return by_value != nullptr && !by_value->strong ? by_value->half : nullptr; }
 
-    // A = tril(q k^T), decayed on the side of the keys.
+    // A [R * C, C] = tril(q k^T), decayed on the side of the keys. Needs k_transposed, unless gates are strong.
     void scores(const Team& team) const {
         if (strong_key()) {
             direct_scores(team, *by_key, queries, q.raw, q.row, k.raw, k.row, A, kChunkRow);
@@ -128,6 +141,8 @@ struct Pass {
         causal_product(team, q, k_transposed, k.width, A);
     }
 
+    // out [R * C, C] = tril(late.in early) for late [R * C, inner] and early [inner, C]; rows of out and early
+    // kChunkRow apart.
     void causal_product(const Team& team, const Operand<T>& late, const T* early, int inner, T* out) const {
         for (int r = 0; r < queries; r++) {
             const T* a = late.in + r * tokens * late.row;
@@ -138,7 +153,7 @@ struct Pass {
         }
     }
 
-    // o [queries * tokens, V] from A and the state before the chunk.
+    // out [R * C, V] from A and the state S [K, V] before the chunk, with decay on the side of the values.
     void outputs(const Team& team, const T* S, const Rows<T>& out) const {
         constexpr int W = Simd<T>::W;
         T* const o = out.data;
@@ -174,12 +189,12 @@ struct Pass {
             }
     }
 
-    // q S, seen from before the chunk.
+    // o [R * C, V] = q.border S, for the state S [K, V] before the chunk; without decay on the side of the values.
     Gemm<T> border_reads(const T* S, T* o, ptrdiff_t o_row) const {
         return {queries * tokens, v.width, o, o_row, {q.border, q.row, 1, S, state_row, k.width}};
     }
 
-    // The state after the chunk from that before it; may be the same place.
+    // The state [K, V] after the chunk from that before it; they may be the same memory.
     void update(const Team& team, const T* before, T* after) const {
         Gemm<T> g{k.width, v.width, after, state_row, {k.border, 1, k.row, v.border, v.row, tokens}};
         g.old = before;
@@ -192,20 +207,20 @@ struct Pass {
 // Where the gradients of one pass go, and what they need besides.
 template <class T>
 struct PassGradients {
-    Operand<T> o;        // of the outputs [queries * tokens, V], decayed late on the side of the values
-    const T* outputs;    // themselves, if the side of the values is gated; rows as o
-    Rows<T> dq, dk, dv;  // on a gated side, rows as those of q, k or v
-    T* dA;
-    T* v_transposed;                  // [V, tokens]
-    T *S_transposed, *dS_transposed;  // [V, K], rows of transposed_row
-    ptrdiff_t transposed_row;
-    T* across;  // [queries * tokens, V], rows as o
-    const GateGradient<T>* key_gate;
-    const GateGradient<T>* value_gate;
-    T *key_border, *value_border;  // where the gates' sums for the chunk before this one are gathered
+    Operand<T> o;                       // [R * C, V], gradient of the outputs, decayed late on the side of the values
+    const T* outputs;                   // [R * C, V], the outputs, if the side of the values is gated; rows o.row apart
+    Rows<T> dq, dk, dv;                 // [R * C, K], [C, K], [C, V]; on a gated side with the rows of q, k or v
+    T* dA;                              // [R * C, C], gradient of A; rows kChunkRow apart
+    T* v_transposed;                    // [V, C], v.in transposed; rows kChunkRow apart
+    T *S_transposed, *dS_transposed;    // [V, K], the state and its gradient transposed
+    ptrdiff_t transposed_row;           // distance between rows of these two
+    T* across;                          // [R * C, V], what is read from before the chunk; rows o.row apart
+    const GateGradient<T>* key_gate;    // matrices [C, K], where the side of the keys is gated
+    const GateGradient<T>* value_gate;  // matrices [C, V], where the side of the values is gated
+    T *key_border, *value_border;       // [K], [V]: the gates' sums for the chunk before this one are gathered here
 };
 
-// Members' share of the rows or columns of a matrix, in whole vectors.
+// out [cols, rows] = in [rows, cols] transposed. Members share the rows of `in`, in whole vectors.
 template <class T>
 void transpose_together(const Team& team, const T* in, ptrdiff_t in_row, int rows, int cols, T* out,
                         ptrdiff_t out_row) {
@@ -213,7 +228,7 @@ void transpose_together(const Team& team, const T* in, ptrdiff_t in_row, int row
     transpose(in, in_row, cols, out, out_row, team.begin(blocks), team.end(blocks));
 }
 
-// S * dS, summed over the columns of a state or over its rows; each column (row) may have a weight.
+// sums [K] += S * dS [K, V], summed over columns. `weight` [V] weighs columns, or is null.
 template <class T>
 void add_row_sums(const Team& team, const Pass<T>& x, const T* S, const T* dS, const T* weight, T* sums) {
     constexpr int W = Simd<T>::W;
@@ -227,6 +242,7 @@ void add_row_sums(const Team& team, const Pass<T>& x, const T* S, const T* dS, c
     }
 }
 
+// sums [V] += S * dS [K, V], summed over rows. `weight` [K] weighs rows, or is null.
 template <class T>
 void add_column_sums(const Team& team, const Pass<T>& x, const T* S, const T* dS, const T* weight, T* sums) {
     constexpr int W = Simd<T>::W;
@@ -241,7 +257,8 @@ void add_column_sums(const Team& team, const Pass<T>& x, const T* S, const T* dS
     }
 }
 
-// What a gate has to do with everything that passes a border between chunks: the state there times its gradient.
+// What a gate has to do with everything that passes a border between chunks: the state S [K, V] there times its
+// gradient dS [K, V], added to key_border [K] and value_border [V].
 template <class T>
 void gates_at_border(const Team& team, const Pass<T>& x, const T* S, const T* dS, T* key_border, T* value_border) {
     const T* nothing = nullptr;
@@ -249,7 +266,8 @@ void gates_at_border(const Team& team, const Pass<T>& x, const T* S, const T* dS
     if (x.by_value != nullptr) add_column_sums(team, x, S, dS, nothing, value_border);
 }
 
-// The gradients of keys and queries, which hold all but their own decay; and of the gate on their side.
+// Finishes d.dq [R * C, K] and d.dk [C, K], which hold all but their own decay, and adds to the gradient of the gate on
+// the side of the keys.
 template <class T>
 void finish_key_side(const Team& team, const Pass<T>& x, const PassGradients<T>& d) {
     constexpr int W = Simd<T>::W;
@@ -279,7 +297,7 @@ void finish_key_side(const Team& team, const Pass<T>& x, const PassGradients<T>&
                     gate.inside);
 }
 
-// The same for the values, and for the gate on their side.
+// The same for d.dv [C, V] and the gate on the side of the values.
 template <class T>
 void finish_value_side(const Team& team, const Pass<T>& x, const PassGradients<T>& d) {
     constexpr int W = Simd<T>::W;
@@ -308,8 +326,9 @@ void finish_value_side(const Team& team, const Pass<T>& x, const PassGradients<T
                     gate.inside);
 }
 
-// dq, dk, dv, the gates' gradients, and the gradient of the state before the chunk in place of that after it. The team
-// must have waited before, and waits at the end. A is computed here; k_transposed is there already.
+// dq, dk, dv and the gates' gradients, from the state `before` [K, V] the chunk and d.o. dS [K, V] is the gradient of
+// the state after the chunk, and becomes that of the state before it. The team must have waited before, and waits at
+// the end. A is computed here; k_transposed and v_transposed are there already.
 template <class T>
 void backward(const Team& team, const Pass<T>& x, const PassGradients<T>& d, const T* before, T* dS) {
     const int n = x.tokens;
@@ -334,7 +353,7 @@ void backward(const Team& team, const Pass<T>& x, const PassGradients<T>& d, con
         const T *A = x.A + first * kChunkRow, *dA = d.dA + first * kChunkRow;
         {
             const Product<T> inside{dA, kChunkRow, 1, x.k.in, x.k.row, n, Band::kLower};
-            const T* late = d.o.border + first * d.o.row;
+            const T* late = d.o.border + first * d.o.row;  // [C, V]
             const Product<T> from_state{late, d.o.row, 1, d.S_transposed, d.transposed_row, x.v.width};
             Gemm<T> g{n, x.k.width, d.dq.data + r * d.dq.query, d.dq.row, from_state};
             g.between = x.half_key();

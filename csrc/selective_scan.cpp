@@ -16,8 +16,8 @@ int padded_channels(const GsaSelectiveScan& call) {
 // Sums over the channels of a block, and over the tokens of a run; added up when all units are done.
 template <class T>
 struct ScanSums {
-    T *dB, *dC;  // [blocks, tokens, S]
-    T* dA;       // [runs, blocks, S, channels]
+    T *dB, *dC;  // [blocks, tokens of all sequences, S]
+    T* dA;       // [runs, blocks, S, kScanChannels]
 
     ScanSums(Arena& arena, const GsaSelectiveScan& call, bool backward, const ScanPlan& plan) {
         if (!backward) return;
@@ -70,7 +70,7 @@ struct ScanUnit {
         return {call.shape.rows[n], start, count, count, 0};
     }
 
-    // The block's channels of a tensor [B, T, E].
+    // The block's channels of a tensor [B, T, 1, E].
     GsaTensor mine(const GsaTensor& x) const {
         const int size = x.type == GSA_FLOAT64 ? 8 : x.type == GSA_FLOAT32 ? 4 : 2;
         GsaTensor part = x;
@@ -95,12 +95,13 @@ struct ScanUnit {
         if (backward) prefetch_rows(team, mine(call.d_y), chunk, 1);
     }
 
-    // The block's part of state n of those [N, E, S] that begin at `states`.
+    // The block's part [channels, S] of state n of `states` [N, E, S].
     template <class P>
     P* state(P* states, int64_t n) const {
         return states == nullptr ? nullptr : states + (n * call.u.width + first) * block.S;
     }
 
+    // to [S, channels] = the block's part of state n of `from` [N, E, S], or zero if that is null.
     void read_state(const void* from, int64_t n, T* to) {
         block.transpose_in(state(static_cast<const T*>(from), n), block.S, channels, to);
     }
@@ -109,7 +110,7 @@ struct ScanUnit {
         block.transpose_out(from, channels, state(static_cast<T*>(to), n), block.S);
     }
 
-    // Row s of this block's state in a mark [S, channels, padded].
+    // Row s of this block's columns in mark `number` of call.kept [marks, S, padded_channels].
     T* mark(int64_t number, int s) const {
         return static_cast<T*>(call.kept) + (number * block.S + s) * padded_channels(call) + first;
     }
@@ -193,6 +194,7 @@ struct ScanUnit {
         }
     }
 
+    // The sum of a token's rows in `parts` [blocks, tokens, S], to the row of `out` that begins at `offset`.
     void add_blocks(const T* parts, int64_t token, int64_t tokens, const GsaTensor& out, int64_t offset) {
         T* total = block.B;
         for (int s = 0; s < block.S; s++) total[s] = parts[token * block.S + s];

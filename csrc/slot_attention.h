@@ -8,22 +8,36 @@ namespace gsa {
 namespace GSA_ISA {
 namespace {
 
+// Letters as in pass.h, and M slots, padded too.
 template <class T>
 struct SlotAttention {
     typedef GsaSlotAttention Call;
     const Call& call;
-    int queries, K, V, M;  // widths padded
-    Memory memories[2];
+    int queries, K, V, M;  // R, and widths padded
+    Memory memories[2];    // [K, M] of the first pass, [M, V] of the second
     static constexpr int memory_count = 2;
-    size_t state_size;
-    int border_size;
+    size_t state_size;  // of both
+    int border_size;    // M
 
-    Gates<T> gates;
-    Operand<T> q, k, v, s, p, d_o, dscores;
-    T *scores, *k_transposed, *s_transposed, *v_transposed, *A, *dA, *o, *dq, *dk, *dv, *dp, *ds_keys, *ds_values,
-        *across;
-    T *S_transposed, *dS_transposed;
-    GateGradient<T> gate;
+    Gates<T> gates;          // [C, M]
+    Operand<T> q, k, v;      // [R * C, K], [C, K], [C, V]
+    Operand<T> s;            // [C, M]: what is written to the slots
+    Operand<T> p;            // [R * C, M]: slot weights
+    Operand<T> d_o;          // [R * C, V]
+    Operand<T> dscores;      // [R * C, M]
+    T* scores;               // [R * C, M]: slot scores, rows p.row apart
+    T* A;                    // [R * C, C], rows kChunkRow apart; of either pass
+    T* dA;                   // [R * C, C], rows kChunkRow apart
+    T* k_transposed;         // [K, C], rows kChunkRow apart
+    T* s_transposed;         // [M, C], rows kChunkRow apart
+    T* v_transposed;         // [V, C], rows kChunkRow apart
+    T* o;                    // [R * C, V], rows v.row apart
+    T *dq, *dk, *dv;         // [R * C, K], [C, K], [C, V]; rows as those of q, k and v
+    T* dp;                   // [R * C, M], rows p.row apart
+    T *ds_keys, *ds_values;  // [C, M]: gradient of s as the keys of the second pass and the values of the first
+    T* across;               // [R * C, M], see PassGradients
+    T *S_transposed, *dS_transposed;  // [M, K] or [V, M]: state and gradient, of either pass
+    GateGradient<T> gate;             // matrices [C, M]
 
     SlotAttention(Arena& arena, const Call& call, bool backward) : call(call) {
         queries = call.shape.queries;
@@ -95,6 +109,7 @@ struct SlotAttention {
         gate = take_gate_gradient<T>(arena, gates);
     }
 
+    // A matrix [.., width] that has no decay.
     static Operand<T> ungated(T* data, int width) { return {data, data, data, width, row_of<T>(width)}; }
 
     // The first pass: queries find their slots. The gate is on the side of the values.
@@ -107,7 +122,7 @@ struct SlotAttention {
         return {chunk.tokens, queries, p, s, v, &gates, nullptr, s_transposed, A, memories[1].row};
     }
 
-    // Gates, and what is written to the slots. The team has waited before, and waits at the end.
+    // The chunk's gates and s. The team has waited before, and waits at the end.
     void read_writes(const Team& team, const HeadChunk& chunk) {
         gates.tokens = chunk.tokens;
         read_gate(team, call.g, chunk, gates, call.s.data == nullptr ? s.raw : nullptr);
@@ -140,6 +155,7 @@ struct SlotAttention {
         prefetch_rows(team, call.dq, chunk, queries);
     }
 
+    // The chunk's outputs, and `state` (both memories) from before the chunk to after it.
     void forward(const Team& team, const HeadChunk& chunk, T* state) {
         T *keys = state, *values = state + memories[1].offset;
         read_rows(team, call.q, chunk, queries, static_cast<T>(call.shape.scale), q.raw, q.row, K);
@@ -173,13 +189,14 @@ struct SlotAttention {
         team.wait();
     }
 
-    // Slot weights from slot scores, by rows.
+    // Slot weights p [R * C, M] from the scores [R * C, M], by rows.
     void weigh(const Team& team, const HeadChunk& chunk) {
         for (int i = team.begin(queries * chunk.tokens); i < team.end(queries * chunk.tokens); i++)
             read_out(call.readout, scores + i * p.row, call.g.width, M, p.raw + i * p.row);
         decay_late(team, gates, queries, p);
     }
 
+    // The state after the chunk from that before it.
     void replay(const Team& team, const HeadChunk& chunk, const T* before, T* after) {
         read_rows(team, call.k, chunk, 1, T(1), k.raw, k.row, K);
         read_rows(team, call.v, chunk, 1, T(1), v.raw, v.row, V);  // not where the keys are
@@ -189,6 +206,7 @@ struct SlotAttention {
         team.wait();
     }
 
+    // Adds to border [M] what a state and its gradient at the end of the chunk say of the gates there.
     void gates_at_border(const Team& team, const HeadChunk& chunk, const T* state, const T* dstate, T* border) const {
         const size_t values = memories[1].offset;
         GSA_ISA::gates_at_border<T>(team, value_pass(chunk), state + values, dstate + values, border, nullptr);
@@ -197,6 +215,8 @@ struct SlotAttention {
         team.wait();
     }
 
+    // The chunk's gradients, from the state before it; `dstate` goes from the gradient of the state after the chunk to
+    // that of the state before it, and `border` [M] along with it.
     void backward(const Team& team, const HeadChunk& chunk, const T* before, T* dstate, T* border) {
         const size_t values = memories[1].offset;
         const T scale = static_cast<T>(call.shape.scale);

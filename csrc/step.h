@@ -8,7 +8,8 @@ namespace gsa {
 namespace GSA_ISA {
 namespace {
 
-// f(i, n) for the numbers from i on: whole vectors, then the rest one by one.
+// f(i, kind) for every i below `count` at which something begins: whole vectors, with kind a vector, then the rest one
+// by one, with kind a number. `get` and `put` with that kind read and write as much.
 template <class T, class F>
 GSA_INLINE void each(int count, F f) {
     constexpr int W = Simd<T>::W;
@@ -46,10 +47,12 @@ GSA_INLINE void add_scaled(T* y, T x, const T* row, int n) {
 template <class T>
 struct Step {
     const GsaStep& call;
-    char* memory;
+    char* memory;  // space() bytes for each thread
     int64_t next;  // head that nobody works on yet
 
-    // Head h of row b.
+    // Head h of row b, in `space` of space() bytes: its outputs [R, V], and its states [K, M] and [M, V] after the
+    // token. There, widths are padded to whole vectors: a, s [M]; k [K]; v [V]; q [R, K]; scores, p [R, M]. Outputs o
+    // [R, V] and states are not padded.
     void head(int64_t b, int h, T* space) const {
         const int K = call.q.width, V = call.v.width, M = call.g.width, R = call.queries;
         constexpr int W = Simd<T>::W;
@@ -72,7 +75,7 @@ struct Step {
             read(call.q, offset(call.q, h * R + r), static_cast<T>(call.scale), q + r * whole_vectors<T>(K), K);
 
         const int64_t unit = (call.state_of == nullptr ? b : call.state_of[b]) * call.heads + h;
-        const T* keys = static_cast<const T*>(call.before_k) + unit * K * M;
+        const T* keys = static_cast<const T*>(call.before_k) + unit * K * M;  // [K, M]
         T* new_keys = static_cast<T*>(call.after_k) + unit * K * M;
         for (int i = 0; i < R * padded; i++) scores[i] = 0;
         for (int i = 0; i < K; i++) {
@@ -86,7 +89,7 @@ struct Step {
         }
         for (int r = 0; r < R; r++) read_out(call.readout, scores + r * padded, M, padded, p + r * padded);
 
-        const T* values = static_cast<const T*>(call.before_v) + unit * M * V;
+        const T* values = static_cast<const T*>(call.before_v) + unit * M * V;  // [M, V]
         T* new_values = static_cast<T*>(call.after_v) + unit * M * V;
         for (int i = 0; i < R * V; i++) o[i] = 0;
         for (int m = 0; m < M; m++) {

@@ -9,22 +9,25 @@ namespace gsa {
 namespace GSA_ISA {
 namespace {
 
+// Where the members of a team wait until all have come. The numbers have cache lines of their own, because everybody
+// spins on `round`.
 struct Barrier {
-    // On cache lines of their own: everybody spins on `round`.
-    alignas(64) int waiting = 0;
-    alignas(64) int round = 0;
+    alignas(64) int waiting = 0;  // members that have come in this round
+    alignas(64) int round = 0;    // goes up when all have come
 };
 
-// Rows of memory that will be read next. They are fetched into the cache bit by bit while something is computed:
-// every row starts somewhere else, which the processor cannot foresee.
+// Rows of memory that will be read next, in spans of rows a stride apart. They are fetched into the cache bit by bit
+// while something is computed: every row starts somewhere else, which the processor cannot foresee.
 class Prefetcher {
    public:
     void clear() { count_ = span_ = row_ = line_ = 0; }
 
+    // `rows` rows of so many bytes, `stride` bytes apart.
     void add(const char* base, ptrdiff_t stride, int rows, ptrdiff_t bytes) {
         if (count_ < kSpans && rows > 0) spans_[count_++] = {base, stride, rows, static_cast<int>((bytes + 63) / 64)};
     }
 
+    // The next so many lines of 64 bytes.
     void fetch(int lines) {
         while (lines > 0 && span_ < count_) {
             const Span& s = spans_[span_];

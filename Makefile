@@ -34,10 +34,12 @@ check: $(STAMP)  ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run -Werror $(wildcard csrc/*.h csrc/*.cpp)
 
 format: $(STAMP)  ## rewrites the code in house style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(wildcard csrc/*.h csrc/*.cpp)
 
 bench: $(STAMP)  ## speed and memory of the operator
 	$(BIN)/gsa bench ops

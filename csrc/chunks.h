@@ -1,4 +1,6 @@
 // What both operators share: working memory, rows of tensors, states, and the way through sequences.
+//
+// Letters and distances between rows as in pass.h; `padded` is a width of whole vectors.
 #pragma once
 
 #include "pass.h"
@@ -12,11 +14,12 @@ struct Arena {
     char* base = nullptr;
     size_t used = 0;
 
+    // Room for so many numbers, from a multiple of 64 bytes on.
     template <class T>
     T* take(size_t count) {
-        const size_t at = used;
+        const size_t offset = used;
         used += (count * sizeof(T) + 63) / 64 * 64;
-        return base == nullptr ? nullptr : reinterpret_cast<T*>(base + at);
+        return base == nullptr ? nullptr : reinterpret_cast<T*>(base + offset);
     }
 };
 
@@ -31,7 +34,7 @@ constexpr ptrdiff_t row_of(int padded) {
     return padded * sizeof(T) % 512 == 0 ? padded + 64 / static_cast<int>(sizeof(T)) : padded;
 }
 
-// Gates [chunk, width] whose rows lie as those of what they gate.
+// Gates [C, width] whose rows are as far apart as those of what they gate.
 template <class T>
 Gates<T> take_gates(Arena& arena, int width, ptrdiff_t row) {
     Gates<T> g{};
@@ -44,6 +47,7 @@ Gates<T> take_gates(Arena& arena, int width, ptrdiff_t row) {
     return g;
 }
 
+// Room for the gradient of these gates, with their distance between rows.
 template <class T>
 GateGradient<T> take_gate_gradient(Arena& arena, const Gates<T>& g) {
     const size_t size = kChunk * g.row;
@@ -51,7 +55,7 @@ GateGradient<T> take_gate_gradient(Arena& arena, const Gates<T>& g) {
     return {reads, writes, inside, arena.take<T>(g.width)};
 }
 
-// A matrix of so many rows, with room for its decayed forms if it is gated.
+// A matrix [rows, width], with room for its decayed forms if it is gated.
 template <class T>
 Operand<T> take_operand(Arena& arena, int rows, int width, bool gated) {
     const ptrdiff_t row = row_of<T>(width);
@@ -61,20 +65,24 @@ Operand<T> take_operand(Arena& arena, int rows, int width, bool gated) {
 }
 
 // A chunk of one head of one sequence.
-struct Place {
-    int64_t row, first;  // of the batch; token
-    int count, tokens;   // of tokens; padded
-    int head;
+struct HeadChunk {
+    int64_t row;    // of the batch
+    int64_t first;  // token
+    int count;      // of tokens
+    int tokens;     // C: count, padded to whole vectors
+    int head;       // of keys and values
 };
 
-// The chunk's rows of a tensor with `per_head` heads for each of ours, times `scale`: [per_head * tokens, width].
+// out [per_head * C, padded] = the chunk's rows of a tensor with `per_head` heads for each of ours, times `scale`; zero
+// where there is no token or feature. Rows of out are `row` apart.
 template <class T>
-void read_rows(const Team& team, const GsaTensor& x, const Place& at, int per_head, T scale, T* out, ptrdiff_t row,
-               int padded) {
-    for (int i = team.begin(per_head * at.tokens); i < team.end(per_head * at.tokens); i++) {
-        const int r = i / at.tokens, t = i % at.tokens;
-        if (t < at.count) {
-            const int64_t from = at.row * x.batch + (at.first + t) * x.time + (at.head * per_head + r) * x.head;
+void read_rows(const Team& team, const GsaTensor& x, const HeadChunk& chunk, int per_head, T scale, T* out,
+               ptrdiff_t row, int padded) {
+    for (int i = team.begin(per_head * chunk.tokens); i < team.end(per_head * chunk.tokens); i++) {
+        const int r = i / chunk.tokens, t = i % chunk.tokens;
+        if (t < chunk.count) {
+            const int64_t from =
+                chunk.row * x.batch + (chunk.first + t) * x.time + (chunk.head * per_head + r) * x.head;
             read(x, from, scale, out + i * row, padded);
         } else {
             for (int f = 0; f < padded; f++) out[i * row + f] = 0;
@@ -83,58 +91,66 @@ void read_rows(const Team& team, const GsaTensor& x, const Place& at, int per_he
 }
 
 // Says that this chunk's rows of x will be read next, by the members who will read them.
-inline void fetch_rows(const Team& team, const GsaTensor& x, const Place& at, int per_head) {
+inline void prefetch_rows(const Team& team, const GsaTensor& x, const HeadChunk& chunk, int per_head) {
     if (x.data == nullptr) return;
     const int size = x.type == GSA_FLOAT64 ? 8 : x.type == GSA_FLOAT32 ? 4 : 2;
-    const int begin = team.begin(per_head * at.tokens), end = team.end(per_head * at.tokens);
-    for (int r = begin / at.tokens; r * at.tokens < end; r++) {
-        const int first = r * at.tokens < begin ? begin - r * at.tokens : 0;
-        const int last = end - r * at.tokens < at.count ? end - r * at.tokens : at.count;
-        const int64_t from = at.row * x.batch + (at.first + first) * x.time + (at.head * per_head + r) * x.head;
-        team.ahead->add(static_cast<const char*>(x.data) + from * size, x.time * size, last - first, x.width * size);
+    const int begin = team.begin(per_head * chunk.tokens), end = team.end(per_head * chunk.tokens);
+    for (int r = begin / chunk.tokens; r * chunk.tokens < end; r++) {
+        const int first = r * chunk.tokens < begin ? begin - r * chunk.tokens : 0;
+        const int last = end - r * chunk.tokens < chunk.count ? end - r * chunk.tokens : chunk.count;
+        const int64_t from =
+            chunk.row * x.batch + (chunk.first + first) * x.time + (chunk.head * per_head + r) * x.head;
+        team.prefetcher->add(static_cast<const char*>(x.data) + from * size, x.time * size, last - first,
+                             x.width * size);
     }
 }
 
+// The reverse: the chunk's rows of the tensor `out` = in [per_head * C, out.width], times `scale`, without the padding.
 template <class T>
-void write_rows(const Team& team, const T* in, ptrdiff_t row, T scale, const Place& at, int per_head,
+void write_rows(const Team& team, const T* in, ptrdiff_t row, T scale, const HeadChunk& chunk, int per_head,
                 const GsaTensor& out) {
-    for (int i = team.begin(per_head * at.tokens); i < team.end(per_head * at.tokens); i++) {
-        const int r = i / at.tokens, t = i % at.tokens;
-        if (t >= at.count) continue;
-        const int64_t to = at.row * out.batch + (at.first + t) * out.time + (at.head * per_head + r) * out.head;
+    for (int i = team.begin(per_head * chunk.tokens); i < team.end(per_head * chunk.tokens); i++) {
+        const int r = i / chunk.tokens, t = i % chunk.tokens;
+        if (t >= chunk.count) continue;
+        const int64_t to =
+            chunk.row * out.batch + (chunk.first + t) * out.time + (chunk.head * per_head + r) * out.head;
         write(in + i * row, scale, out, to);
     }
 }
 
-// Rows of working memory, all queries one after another.
+// Working memory [R * C, ..] with rows `row` apart, as a place for results.
 template <class T>
-Rows<T> whole_rows(const Place& at, T* rows, ptrdiff_t row) {
-    return {rows, row, at.tokens * row};
+Rows<T> whole_rows(const HeadChunk& chunk, T* rows, ptrdiff_t row) {
+    return {rows, row, chunk.tokens * row};
 }
 
-// Where results for `out` may be computed: in its own memory, if they are exactly what belongs there, else in `scratch`,
-// from where `finish_rows` takes them.
+// Where results [per_head * C, padded] for `out` may be computed: in its own memory, if they are exactly what belongs
+// there, else in `scratch` with rows `row` apart, from where `finish_rows` takes them.
 template <class T>
-Rows<T> rows_for(const GsaTensor& out, const Place& at, T scale, int padded, T* scratch, ptrdiff_t row, int per_head) {
+Rows<T> rows_for(const GsaTensor& out, const HeadChunk& chunk, T scale, int padded, T* scratch, ptrdiff_t row,
+                 int per_head) {
     const int type = sizeof(T) == 8 ? GSA_FLOAT64 : GSA_FLOAT32;
-    if (out.type != type || out.width != padded || at.count != at.tokens || scale != 1)
-        return whole_rows(at, scratch, row);
-    T* first = static_cast<T*>(out.data) + at.row * out.batch + at.first * out.time + at.head * per_head * out.head;
+    if (out.type != type || out.width != padded || chunk.count != chunk.tokens || scale != 1)
+        return whole_rows(chunk, scratch, row);
+    T* first =
+        static_cast<T*>(out.data) + chunk.row * out.batch + chunk.first * out.time + chunk.head * per_head * out.head;
     return {first, out.time, out.head};
 }
 
+// Copies results from `scratch` to `out`, times `scale`, unless they are there already.
 template <class T>
-void finish_rows(const Team& team, const Rows<T>& rows, const T* scratch, T scale, const Place& at, int per_head,
+void finish_rows(const Team& team, const Rows<T>& rows, const T* scratch, T scale, const HeadChunk& chunk, int per_head,
                  const GsaTensor& out) {
-    if (rows.at == scratch) write_rows(team, scratch, rows.row, scale, at, per_head, out);
+    if (rows.data == scratch) write_rows(team, scratch, rows.row, scale, chunk, per_head, out);
 }
 
-// A log gate's rows as factors a = exp(g) and, if wanted, 1 - a. A gate of width 1 serves all features.
+// The chunk's rows of a log gate as to.a [C, width] = exp(g) and, if wanted, write_strength [C, width] = 1 - exp(g),
+// rows to.row apart. A gate of width 1 serves all features.
 template <class T>
-void read_gate(const Team& team, const GsaTensor& g, const Place& at, const Gates<T>& to, T* write_strength) {
+void read_gate(const Team& team, const GsaTensor& g, const HeadChunk& chunk, const Gates<T>& to, T* write_strength) {
     constexpr int W = Simd<T>::W;
-    read_rows(team, g, at, 1, T(1), to.a, to.row, g.width == 1 ? W : to.width);
-    for (int i = team.begin(at.tokens); i < team.end(at.tokens); i++) {
+    read_rows(team, g, chunk, 1, T(1), to.a, to.row, g.width == 1 ? W : to.width);
+    for (int i = team.begin(chunk.tokens); i < team.end(chunk.tokens); i++) {
         T* a = to.a + i * to.row;
         for (int f = 0; f < (g.width == 1 ? W : to.width); f += W) {
             Vec<T> e, less_one;
@@ -149,19 +165,21 @@ void read_gate(const Team& team, const GsaTensor& g, const Place& at, const Gate
     }
 }
 
-// One memory of the operator: a matrix [rows, cols] per head, and where it is found outside, as [index, H, rows, cols].
+// One memory of the operator: a padded matrix [rows, cols] in the state of a head, and where the caller has it, dense
+// and not padded.
 struct Memory {
-    int rows, cols;      // padded: those of the matrix here
-    ptrdiff_t row;
-    size_t offset;       // in the state of a head
-    int outer_rows, outer_cols;
-    const void* initial;
-    void* final;
-    void* kept;
-    const void* dfinal;
-    void* dinitial;
+    int rows, cols;              // padded
+    ptrdiff_t row;               // distance between rows
+    size_t offset;               // of the matrix in the state of a head, in numbers
+    int outer_rows, outer_cols;  // not padded
+    const void* initial;         // [N, H, outer_rows, outer_cols], or null
+    void* final;                 // [N, H, outer_rows, outer_cols]
+    void* kept;                  // [marks, H, outer_rows, outer_cols], or null
+    const void* dfinal;          // [N, H, outer_rows, outer_cols], or null
+    void* dinitial;              // [N, H, outer_rows, outer_cols]
 };
 
+// The memory's part of `state` = from[index, head], of from [.., H, outer_rows, outer_cols]; all zero if that is null.
 template <class T>
 void read_state(const Team& team, const Memory& m, const void* from, int64_t index, int heads, int head, T* state) {
     const int64_t size = static_cast<int64_t>(m.outer_rows) * m.outer_cols;
@@ -174,6 +192,7 @@ void read_state(const Team& team, const Memory& m, const void* from, int64_t ind
     }
 }
 
+// The reverse: to[index, head] = the memory's part of `state`.
 template <class T>
 void write_state(const Team& team, const Memory& m, const T* state, void* to, int64_t index, int heads, int head) {
     const int64_t size = static_cast<int64_t>(m.outer_rows) * m.outer_cols;
@@ -184,19 +203,20 @@ void write_state(const Team& team, const Memory& m, const T* state, void* to, in
 }
 
 // The way of a team through the heads [from, to) of sequence n. Op computes chunks:
-//     memories, memory_count, state_size, border_size
-//     forward(team, place, state), replay(team, place, before, after), backward(team, place, before, dstate, border)
-//     gates_at_border(team, place, state, dstate, border)
-//     fetch(team, place, next), fetch_backward(team, place, next): memory that will be wanted soon
+//     memories, memory_count; state_size, border_size: in numbers, of a head
+//     forward(team, chunk, state), replay(team, chunk, before, after), backward(team, chunk, before, dstate, border)
+//     gates_at_border(team, chunk, state, dstate, border)
+//     prefetch(team, chunk, next), prefetch_backward(team, chunk, next): memory that will be wanted soon
 // Each ends with the team together.
 template <class T, class Op>
 struct Walk {
     Op op;
     const GsaShape& shape;
     const Plan& plan;
-    T* states;   // of the heads of a group, one after another; backward: their gradients
-    T* borders;  // backward, of each head: the state times its gradient, summed as its gates need it
-    T* replayed; // backward: before each chunk from one mark to the next, and after the last
+    T* states;    // [group, state_size], of the heads of a group; backward: their gradients
+    T* borders;   // [group, border_size], backward: the state times its gradient, summed as the gates need it
+    T* replayed;  // [mark_chunks + 1, state_size], backward: before each chunk from one mark to the next, and after the
+                  // last
 
     Walk(Arena& arena, const typename Op::Call& call, bool backward, const Plan& plan, int group)
         : op(arena, call, backward), shape(call.shape), plan(plan) {
@@ -207,8 +227,8 @@ struct Walk {
 
     int chunks(int64_t n) const { return static_cast<int>((shape.stops[n] - shape.starts[n] + kChunk - 1) / kChunk); }
 
-    Place place(int64_t n, int chunk, int head) const {
-        const int64_t first = shape.starts[n] + static_cast<int64_t>(chunk) * kChunk;
+    HeadChunk chunk_at(int64_t n, int index, int head) const {
+        const int64_t first = shape.starts[n] + static_cast<int64_t>(index) * kChunk;
         const int64_t left = shape.stops[n] - first;
         const int count = left < kChunk ? static_cast<int>(left) : kChunk;
         return {shape.rows[n], first, count, whole_vectors<T>(count), head};
@@ -241,10 +261,10 @@ struct Walk {
                 }
                 const bool last_head = h + 1 == to;
                 if (last_head && c + 1 == chunks(n))
-                    team.ahead->clear();
+                    team.prefetcher->clear();
                 else
-                    op.fetch(team, place(n, c, h), place(n, c + last_head, last_head ? from : h + 1));
-                op.forward(team, place(n, c, h), state);
+                    op.prefetch(team, chunk_at(n, c, h), chunk_at(n, c + last_head, last_head ? from : h + 1));
+                op.forward(team, chunk_at(n, c, h), state);
             }
         for (int h = from; h < to; h++) write_states(team, states + (h - from) * op.state_size, final, n, h);
         team.wait();
@@ -274,22 +294,22 @@ struct Walk {
                 for (int c = first; c < stop - !final_too; c++) {
                     T* before = replayed + (c - first) * op.state_size;
                     if (c + 1 < stop)
-                        op.fetch(team, place(n, c, h), place(n, c + 1, h));
+                        op.prefetch(team, chunk_at(n, c, h), chunk_at(n, c + 1, h));
                     else
-                        op.fetch_backward(team, place(n, c, h), place(n, c, h));
-                    op.replay(team, place(n, c, h), before, before + op.state_size);
+                        op.prefetch_backward(team, chunk_at(n, c, h), chunk_at(n, c, h));
+                    op.replay(team, chunk_at(n, c, h), before, before + op.state_size);
                 }
                 if (final_too)
-                    op.gates_at_border(team, place(n, total - 1, h), replayed + (total - first) * op.state_size, dstate,
-                                       border);
+                    op.gates_at_border(team, chunk_at(n, total - 1, h), replayed + (total - first) * op.state_size,
+                                       dstate, border);
                 for (int c = stop - 1; c >= first; c--) {
                     if (c > first)
-                        op.fetch_backward(team, place(n, c, h), place(n, c - 1, h));
+                        op.prefetch_backward(team, chunk_at(n, c, h), chunk_at(n, c - 1, h));
                     else if (h + 1 < to)
-                        op.fetch(team, place(n, c, h), place(n, first, h + 1));
+                        op.prefetch(team, chunk_at(n, c, h), chunk_at(n, first, h + 1));
                     else if (mark > 0)
-                        op.fetch(team, place(n, c, h), place(n, first - every, from));
-                    op.backward(team, place(n, c, h), replayed + (c - first) * op.state_size, dstate, border);
+                        op.prefetch(team, chunk_at(n, c, h), chunk_at(n, first - every, from));
+                    op.backward(team, chunk_at(n, c, h), replayed + (c - first) * op.state_size, dstate, border);
                 }
             }
         team.wait();
@@ -327,11 +347,11 @@ struct Schedule {
     const Plan& plan;
     char* memory;
     size_t per_thread;
-    int group;           // heads in a unit
-    int64_t units;
-    int64_t next;        // unit that nobody works on yet
-    int64_t together;    // the first so many units are for teams
-    Gate* gates;         // one per team
+    int group;          // heads in a unit
+    Barrier* barriers;  // one per team
+    int64_t units = 0;
+    int64_t next = 0;      // unit that nobody works on yet
+    int64_t together = 0;  // the first so many units are for teams
 
     int64_t groups() const { return (call.shape.heads + group - 1) / group; }
     int64_t length(int64_t unit) const {
@@ -342,8 +362,8 @@ struct Schedule {
     void work(Team team, char* space, int64_t unit) const {
         Arena arena;
         arena.base = space;
-        Ahead ahead;
-        team.ahead = &ahead;
+        Prefetcher prefetcher;
+        team.prefetcher = &prefetcher;
         Walk<T, Op> walk(arena, call, backward, plan, group);
         const int from = static_cast<int>(unit % groups()) * group;
         const int to = from + group < call.shape.heads ? from + group : call.shape.heads;
@@ -372,7 +392,7 @@ struct Schedule {
         if (shared > 0) {
             const int members = size / static_cast<int>(shared), mine = rank / members;
             if (mine < shared) {
-                const Team team{rank % members, members, &s.gates[mine]};
+                const Team team{rank % members, members, &s.barriers[mine]};
                 team.wait();  // nobody may still be busy in this memory
                 s.work(team, s.memory + static_cast<size_t>(mine) * members * s.per_thread, mine);
                 team.wait();

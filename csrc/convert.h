@@ -58,39 +58,42 @@ GSA_INLINE void narrow(float x, Float16& y) {
     y.word = static_cast<uint16_t>(half | (word >> 16 & 0x8000));
 }
 
+// out [width] = x [width] * scale
 template <class T, class From>
 void read_row(const From* x, int width, T scale, T* out) {
     for (int i = 0; i < width; i++) out[i] = static_cast<T>(widen(x[i])) * scale;
 }
 
+// out [width] = x [width] * scale, rounded
 template <class T, class To>
 void write_row(const T* x, int width, T scale, To* out) {
     for (int i = 0; i < width; i++) narrow(x[i] * scale, out[i]);
 }
 
-// One row of a tensor, times `scale`, padded with zeros.
+// out [padded] = the row of a tensor that begins at number `offset`, times `scale`, padded with zeros.
 template <class T>
-void read(const GsaTensor& x, int64_t at, T scale, T* out, int padded) {
+void read(const GsaTensor& x, int64_t offset, T scale, T* out, int padded) {
     switch (x.type) {
-        case GSA_FLOAT32: read_row(static_cast<const float*>(x.data) + at, x.width, scale, out); break;
-        case GSA_FLOAT64: read_row(static_cast<const double*>(x.data) + at, x.width, scale, out); break;
-        case GSA_BFLOAT16: read_row(static_cast<const BFloat16*>(x.data) + at, x.width, scale, out); break;
-        default: read_row(static_cast<const Float16*>(x.data) + at, x.width, scale, out);
+        case GSA_FLOAT32: read_row(static_cast<const float*>(x.data) + offset, x.width, scale, out); break;
+        case GSA_FLOAT64: read_row(static_cast<const double*>(x.data) + offset, x.width, scale, out); break;
+        case GSA_BFLOAT16: read_row(static_cast<const BFloat16*>(x.data) + offset, x.width, scale, out); break;
+        default: read_row(static_cast<const Float16*>(x.data) + offset, x.width, scale, out);
     }
     for (int i = x.width; i < padded; i++) out[i] = 0;
 }
 
+// The row of the tensor `out` that begins at number `offset` = x [out.width], times `scale`.
 template <class T>
-void write(const T* x, T scale, const GsaTensor& out, int64_t at) {
+void write(const T* x, T scale, const GsaTensor& out, int64_t offset) {
     switch (out.type) {
-        case GSA_FLOAT32: write_row(x, out.width, scale, static_cast<float*>(out.data) + at); break;
-        case GSA_FLOAT64: write_row(x, out.width, scale, static_cast<double*>(out.data) + at); break;
-        case GSA_BFLOAT16: write_row(x, out.width, scale, static_cast<BFloat16*>(out.data) + at); break;
-        default: write_row(x, out.width, scale, static_cast<Float16*>(out.data) + at);
+        case GSA_FLOAT32: write_row(x, out.width, scale, static_cast<float*>(out.data) + offset); break;
+        case GSA_FLOAT64: write_row(x, out.width, scale, static_cast<double*>(out.data) + offset); break;
+        case GSA_BFLOAT16: write_row(x, out.width, scale, static_cast<BFloat16*>(out.data) + offset); break;
+        default: write_row(x, out.width, scale, static_cast<Float16*>(out.data) + offset);
     }
 }
 
-// A square of W x W numbers, turned in registers: in step d, rows d apart exchange halves of their 2d-blocks.
+// A square of W x W numbers, transposed in registers: in step d, rows d apart exchange halves of their 2d-blocks.
 
 template <int W, int D>
 struct First {

@@ -1,9 +1,9 @@
 // What a forget gate does inside a chunk, exact for every gate.
 //
-// Token j reaches token i >= j with the weight w_ij = a_{j+1} ... a_i, a = exp(g), one per feature. While the decay of a
-// chunk stays within what the type can hold, w_ij splits into up_i * down_j, anchored half way, and everything is plain
-// products. A chunk with stronger decay takes the direct form: w_ij by multiplying on, from j to i. Both use nothing but
-// products of a, never differences of sums of g: a full reset (a = 0) is a gate like any other.
+// Token j reaches token i >= j with the weight w_ij = a_{j+1} ... a_i, a = exp(g), one per feature. While the decay of
+// a chunk stays within what the type can hold, w_ij splits into up_i * down_j, anchored half way, and everything is
+// plain products. A chunk with stronger decay takes the direct form: w_ij by multiplying on, from j to i. Both use
+// nothing but products of a, never differences of sums of g: a full reset (a = 0) is a gate like any other.
 #pragma once
 
 #include "elementary.h"
@@ -18,20 +18,21 @@ namespace {
 template <class T>
 constexpr double kSplitLimit = sizeof(T) == 4 ? 1.0 : 8.0;
 
+// Letters as in pass.h: C tokens, R queries of a head, F features. Products of gates:
 template <class T>
 struct Gates {
-    int width, tokens;  // padded
-    ptrdiff_t row;
-    T* a;       // [tokens, width]
-    T* prefix;  // a_0 ... a_i: from before the chunk to token i
-    T* suffix;  // a_{i+1} ...: from token i to the chunk's end
-    T* up;      // from the anchor to token i
-    T* down;    // from token i to the anchor
-    T* half;    // [width]: from before the chunk to the anchor, and from there to its end
-    T* total;   // [width]: of the whole chunk
-    bool strong;
+    int width, tokens;  // F and C, both padded to whole vectors
+    ptrdiff_t row;      // distance between rows of the matrices [C, F]
+    T* a;               // [C, F]: of token i alone, exp(g)
+    T* prefix;          // [C, F]: a_0 ... a_i, from before the chunk to token i
+    T* suffix;          // [C, F]: a_{i+1} ..., from token i to the chunk's end
+    T* up;              // [C, F]: from the anchor to token i
+    T* down;            // [C, F]: from token i to the anchor
+    T* half;            // [F]: from before the chunk to the anchor, which is as much as from there to its end
+    T* total;           // [F]: of the whole chunk
+    bool strong;        // whether the chunk needs the direct form
 
-    // All the rest from a; every member of the team does its part of the features.
+    // All the other products from a; every member of the team does its part of the features.
     void prepare(const Team& team) {
         constexpr int W = Simd<T>::W;
         for (int block = team.begin(width / W); block < team.end(width / W); block++) {
@@ -56,7 +57,7 @@ struct Gates {
         }
     }
 
-    // Once the team has prepared: whether a chunk of so many (real) tokens needs the direct form.
+    // Sets `strong` for a chunk of so many tokens that are not padding; the team has prepared and waited.
     void decide(int count) {
         const T least = static_cast<T>(__builtin_exp(-kSplitLimit<T> * count));
         strong = false;
@@ -64,10 +65,10 @@ struct Gates {
     }
 };
 
-// The direct forms. x [R * tokens, F] belongs to queries (R per token), y [tokens, F] to keys or values, and
-// A [R * tokens, tokens] is lower triangular.
+// The direct forms. x [R * C, F] belongs to queries, y [C, F] to keys or values, and A [R * C, C] is lower triangular
+// for each query. Each matrix comes with the distance between its rows.
 
-// A_ij = sum_f x_i w_ij y_j
+// A [R * C, C]: A_ij = sum_f x_i w_ij y_j, and zero for j > i.
 template <class T>
 void direct_scores(const Team& team, const Gates<T>& g, int queries, const T* x, ptrdiff_t x_row, const T* y,
                    ptrdiff_t y_row, T* A, ptrdiff_t A_row) {
@@ -93,7 +94,7 @@ void direct_scores(const Team& team, const Gates<T>& g, int queries, const T* x,
     }
 }
 
-// out_i += sum_{j<=i} A_ij w_ij y_j
+// out [R * C, F]: out_i += sum_{j<=i} A_ij w_ij y_j
 template <class T>
 void direct_mix(const Team& team, const Gates<T>& g, int queries, const T* A, ptrdiff_t A_row, const T* y,
                 ptrdiff_t y_row, T* out, ptrdiff_t out_row) {
@@ -114,7 +115,8 @@ void direct_mix(const Team& team, const Gates<T>& g, int queries, const T* A, pt
     }
 }
 
-// out_j += sum_{i>=j} A_ij w_ij x_i, and the gradient of the gate itself: at t, the pairs with j < t <= i,
+// out [C, F]: out_j += sum_{i>=j} A_ij w_ij x_i, over all queries. And the gradient of the gate itself, dg [C, F] with
+// rows g.row apart: at t, the pairs with j < t <= i,
 //   dg_t += sum_{j<t<=i} A_ij x_i w_ij y_j
 template <class T>
 void direct_mix_back(const Team& team, const Gates<T>& g, int queries, const T* A, ptrdiff_t A_row, const T* x,

@@ -27,10 +27,10 @@ GSA_INLINE void map(float* x, int64_t n, F f) {
 void activate(int activation, float* x, int64_t n) {
     typedef Vec<float> V;
     switch (activation) {
-        case GSA_ACTIVATION_SWISH: map(x, n, [](V v) { return v * sigmoid<float>(v); }); break;
-        case GSA_ACTIVATION_RELU: map(x, n, [](V v) { return v <= 0.0f ? V{} : v; }); break;
-        case GSA_ACTIVATION_RELU2: map(x, n, [](V v) { return v <= 0.0f ? V{} : v * v; }); break;
-        case GSA_ACTIVATION_SIGMOID: map(x, n, [](V v) { return sigmoid<float>(v); }); break;
+        case GSA_FUNCTION_SWISH: map(x, n, [](V v) { return v * sigmoid<float>(v); }); break;
+        case GSA_FUNCTION_RELU: map(x, n, [](V v) { return v <= 0.0f ? V{} : v; }); break;
+        case GSA_FUNCTION_RELU2: map(x, n, [](V v) { return v <= 0.0f ? V{} : v * v; }); break;
+        case GSA_FUNCTION_SIGMOID: map(x, n, [](V v) { return sigmoid<float>(v); }); break;
         default: break;
     }
 }
@@ -46,19 +46,28 @@ GSA_INLINE Vec<float> log_sigmoid(Vec<float> x) {
     return (x < 0.0f ? x : Vec<float>{}) - s * series;
 }
 
+// Activations of all columns (tokens), for the widest block: H key/value heads, HQ query heads, M slots, D the width of
+// the model, I that of its MLP.
 struct Buffers {
-    float *x, *q, *k, *v, *f, *g, *o, *inner;
+    float* x;      // [count, D], the residual stream
+    float* q;      // [count, HQ * K]
+    float* k;      // [count, H * K]
+    float* v;      // [count, H * V]
+    float* f;      // [count, H * M], what the forget gate is made of
+    float* g;      // [count, HQ * V], gate of the output
+    float* o;      // [count, HQ * V]
+    float* inner;  // [count, 2 * I], gate and up of the MLP
 };
 
 struct Decode {
     const DecodeCall& call;
     Buffers buffers{};
-    Columns shared{};
-    Columns* own = nullptr;     // of each thread
-    float** space = nullptr;    // of each thread, for the step
-    int* starts = nullptr;      // the first column of each sequence, and the end
+    Columns shared{};         // room for all columns
+    Columns* own = nullptr;   // [threads], room for one column each
+    float** space = nullptr;  // [threads], working memory of Step
+    int* starts = nullptr;    // [sequences + 1], the first column of each sequence, and the end
     int sequences = 0;
-    Gate gate;
+    Barrier barrier;
 
     Decode(const DecodeCall& call, int threads, Arena& arena) : call(call) {
         const GsaDecoder& decoder = call.decoder;
@@ -67,7 +76,7 @@ struct Decode {
         room.include(decoder.head);
         int64_t q = 0, k = 0, v = 0, f = 0, o = 0, inner = 0;
         size_t step = 0;
-        for (int64_t i = 0; i < decoder.number; i++) {
+        for (int64_t i = 0; i < decoder.block_count; i++) {
             const GsaBlock& block = decoder.blocks[i];
             const GsaMatrix* const inputs[] = {&block.q, &block.o, &block.gate, &block.down};
             for (const GsaMatrix* matrix : inputs) room.include(*matrix);
@@ -82,12 +91,17 @@ struct Decode {
             step = step < bytes ? bytes : step;
         }
         const int n = call.count;
-        buffers = {arena.take<float>(n * decoder.width), arena.take<float>(n * q), arena.take<float>(n * k),
-                   arena.take<float>(n * v),             arena.take<float>(n * f), arena.take<float>(n * o),
-                   arena.take<float>(n * o),             arena.take<float>(n * 2 * inner)};
+        buffers = {arena.take<float>(n * decoder.width),
+                   arena.take<float>(n * q),
+                   arena.take<float>(n * k),
+                   arena.take<float>(n * v),
+                   arena.take<float>(n * f),
+                   arena.take<float>(n * o),
+                   arena.take<float>(n * o),
+                   arena.take<float>(n * 2 * inner)};
         starts = arena.take<int>(n + 1);
         for (int c = 0; starts != nullptr && c < n; c++)
-            if (c == 0 || call.places[c] != call.places[c - 1]) starts[sequences++] = c;
+            if (c == 0 || call.state_of[c] != call.state_of[c - 1]) starts[sequences++] = c;
         if (starts != nullptr) starts[sequences] = n;
         shared = room.take(arena, n);
         own = arena.take<Columns>(threads);
@@ -114,6 +128,7 @@ struct Decode {
         return step;
     }
 
+    // data [count, heads, width] as a tensor of one token per row.
     static GsaTensor rows(float* data, int64_t heads, int width) {
         return {data, heads * width, 0, width, GSA_FLOAT32, width};
     }
@@ -122,7 +137,7 @@ struct Decode {
         GsaStep step = described_step(block);
         const int64_t H = block.heads, HQ = H * block.queries;
         step.batch = call.count;
-        step.places = call.places;
+        step.state_of = call.state_of;
         step.q = rows(buffers.q, HQ, block.key_width);
         step.k = rows(buffers.k, H, block.key_width);
         step.v = rows(buffers.v, H, block.value_width);
@@ -133,7 +148,7 @@ struct Decode {
         return step;
     }
 
-    // Head h of column c: activations, gate, step.
+    // Head h of column c: activations, gate, and the step, which changes the head's states.
     void head(const GsaBlock& block, const Step<float>& step, int64_t c, int h, float* own_space) const {
         const int64_t K = block.key_width, V = block.value_width, M = block.slots, H = block.heads, R = block.queries;
         activate(block.feature_map, buffers.q + (c * H + h) * R * K, R * K);
@@ -144,7 +159,7 @@ struct Decode {
         step.head(c, h, own_space);
     }
 
-    // What enters the output matrix in column c.
+    // out [HQ * V]: what enters the output matrix in column c.
     void finish(const GsaBlock& block, int c, float* out) const {
         const int64_t V = block.value_width, HQ = static_cast<int64_t>(block.heads) * block.queries, all = HQ * V;
         __builtin_memcpy(out, buffers.o + c * all, sizeof(float) * all);
@@ -157,10 +172,12 @@ struct Decode {
         for (int64_t i = 0; i < all; i++) out[i] *= g[i];  // swish of it
     }
 
+    // RMSNorm of x [n] with weight [n], in place.
     void normalise(float* x, const float* weight, float epsilon, int64_t n) const {
         call.linear.read_input({GSA_INPUT_RMS_NORM, x, weight, epsilon}, n, n, 1, x);
     }
 
+    // buffers.x [count, D] through one block, all members of the team together.
     void block(const GsaBlock& b, Worker& worker, float* own_space) const {
         const int64_t D = call.decoder.width;
         const auto normed = [&](const float* norm, float epsilon) {
@@ -183,13 +200,14 @@ struct Decode {
                 head(b, steps, c, unit % b.heads, own_space);
         if (b.g.weight != nullptr)
             for (int c = worker.team.begin(call.count); c < worker.team.end(call.count); c++)
-                activate(GSA_ACTIVATION_SWISH, buffers.g + c * b.g.N, b.g.N);
+                activate(GSA_FUNCTION_SWISH, buffers.g + c * b.g.N, b.g.N);
         worker.team.wait();
         worker.multiply(worker.columns(b.o, call.count, [&](int c, float* out) { finish(b, c, out); }),
                         {{&b.o, buffers.x, D, buffers.x}});
         const int64_t inner = b.gate.N;
-        worker.multiply(worker.columns(b.gate, call.count, normed(b.mlp_norm, b.mlp_epsilon)),
-                        {{&b.gate, buffers.inner, 2 * inner, nullptr}, {&b.up, buffers.inner + inner, 2 * inner, nullptr}});
+        worker.multiply(
+            worker.columns(b.gate, call.count, normed(b.mlp_norm, b.mlp_epsilon)),
+            {{&b.gate, buffers.inner, 2 * inner, nullptr}, {&b.up, buffers.inner + inner, 2 * inner, nullptr}});
         const auto gated = [&](int c, float* out) {
             call.linear.read_input({GSA_INPUT_SWIGLU, buffers.inner + c * 2 * inner, nullptr, 0}, inner, inner, 1, out);
         };
@@ -198,12 +216,12 @@ struct Decode {
 
     void run(int rank, int size) {
         const GsaDecoder& decoder = call.decoder;
-        Worker worker{call.linear, {rank, size, &gate, nullptr}, own[rank], shared};
+        Worker worker{call.linear, {rank, size, &barrier, nullptr}, own[rank], shared};
         const Matrix embeddings = described(decoder.embeddings);
         for (int c = worker.team.begin(call.count); c < worker.team.end(call.count); c++)
             call.linear.unpack(embeddings, call.ids[c], buffers.x + c * decoder.width);
         worker.team.wait();
-        for (int64_t i = 0; i < decoder.number; i++) block(decoder.blocks[i], worker, space[rank]);
+        for (int64_t i = 0; i < decoder.block_count; i++) block(decoder.blocks[i], worker, space[rank]);
         if (call.first == call.count) return;
         const auto normed = [&](int c, float* out) {
             const float* x = buffers.x + (call.first + c) * decoder.width;
@@ -219,12 +237,12 @@ struct Decode {
 struct Products {
     const ProductsCall& call;
     Columns* own = nullptr;
-    Gate gate;
+    Barrier barrier;
 
     Products(const ProductsCall& call, int threads, Arena& arena) : call(call) {
         ColumnRoom room;
         if (call.activations != GSA_ACTIVATIONS_FP32) room.words_per_quad = call.linear.words_per_quad(false);
-        for (int64_t i = 0; i < call.number; i++) room.include(*call.matrices[i]);
+        for (int64_t i = 0; i < call.count; i++) room.include(*call.matrices[i]);
         own = arena.take<Columns>(threads);
         for (int t = 0; t < threads; t++) {
             const Columns columns = room.take(arena, 1);
@@ -233,8 +251,8 @@ struct Products {
     }
 
     void run(int rank, int size) {
-        Worker worker{call.linear, {rank, size, &gate, nullptr}, own[rank], own[rank]};
-        for (int64_t i = 0; i < call.number; i++) {
+        Worker worker{call.linear, {rank, size, &barrier, nullptr}, own[rank], own[rank]};
+        for (int64_t i = 0; i < call.count; i++) {
             const GsaMatrix& matrix = *call.matrices[i];
             const auto copy = [&](int, float* out) { __builtin_memcpy(out, call.x, sizeof(float) * matrix.K); };
             worker.multiply(worker.columns(matrix, 1, copy), {{&matrix, call.y, matrix.N, nullptr}});

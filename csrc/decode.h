@@ -7,21 +7,24 @@
 
 namespace gsa {
 
+// The arguments of gsa_decode.
 struct DecodeCall {
     const GsaDecoder& decoder;
     const LinearKernels& linear;
-    const int64_t *ids, *places;
+    const int64_t* ids;       // [count]
+    const int64_t* state_of;  // [count]
     int count, first;
-    float* logits;
+    float* logits;  // [count - first, vocabulary]
 };
 
+// The arguments of gsa_products.
 struct ProductsCall {
-    const GsaMatrix* const* matrices;
-    int64_t number;
+    const GsaMatrix* const* matrices;  // [count], each [N, K] of its own
+    int64_t count;
     const LinearKernels& linear;
-    const float* x;
+    const float* x;  // [largest K]
     int activations;
-    float* y;
+    float* y;  // [largest N]
 };
 
 // Working memory comes from the caller, who asks for its size first.

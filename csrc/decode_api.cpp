@@ -22,34 +22,29 @@ int useful(int threads, int64_t bytes, int64_t products) {
 
 using namespace gsa;
 
-extern "C" int gsa_decode(const GsaDecoder* decoder, const int64_t* ids, const int64_t* places, int count, int first,
+extern "C" int gsa_decode(const GsaDecoder* decoder, const int64_t* ids, const int64_t* state_of, int count, int first,
                           float* logits, int threads) {
     const DecodeKernels& kernels = *isa().decode;
-    const DecodeCall call{*decoder, *isa().linear, ids, places, count, first, logits};
+    const DecodeCall call{*decoder, *isa().linear, ids, state_of, count, first, logits};
     int64_t bytes = bytes_of(described(decoder->head));
-    for (int64_t i = 0; i < decoder->number; i++) {
+    for (int64_t i = 0; i < decoder->block_count; i++) {
         const GsaBlock& block = decoder->blocks[i];
         const GsaMatrix* const large[] = {&block.q, &block.o, &block.gate, &block.up, &block.down};
         for (const GsaMatrix* matrix : large) bytes += bytes_of(described(*matrix));
     }
-    threads = useful(threads, bytes, 4 * decoder->number + 1);
+    threads = useful(threads, bytes, 4 * decoder->block_count + 1);
     char* space = memory.get(kernels.decode_size(call, threads));
     if (space == nullptr) return 1;
     kernels.decode(call, threads, space);
     return 0;
 }
 
-extern "C" int gsa_products(const GsaMatrix* const* matrices, int64_t number, const float* x, int activations, float* y,
+extern "C" int gsa_products(const GsaMatrix* const* matrices, int64_t count, const float* x, int activations, float* y,
                             int threads) {
     const DecodeKernels& kernels = *isa().decode;
-    const ProductsCall call{matrices, number, *isa().linear, x, activations, y};
+    const ProductsCall call{matrices, count, *isa().linear, x, activations, y};
     char* space = memory.get(kernels.products_size(call, threads));
     if (space == nullptr) return 1;
     kernels.products(call, threads, space);
     return 0;
-}
-
-extern "C" void gsa_decoder_sizes(int64_t sizes[2]) {
-    sizes[0] = sizeof(GsaBlock);
-    sizes[1] = sizeof(GsaDecoder);
 }

@@ -11,10 +11,10 @@ namespace {
 
 GSA_INLINE int64_t larger_of(int64_t a, int64_t b) { return a > b ? a : b; }
 
-// Room for `count` columns of any of some matrices.
+// Room for columns that suit any of some matrices.
 struct ColumnRoom {
-    int64_t blocks = 0, groups = 0;
-    int words_per_quad = 0;
+    int64_t blocks = 0, groups = 0;  // along the longest row
+    int words_per_quad = 0;          // as in Columns
 
     void include(const GsaMatrix& matrix) {
         if (matrix.weight == nullptr) return;
@@ -23,6 +23,7 @@ struct ColumnRoom {
         groups = larger_of(groups, m.groups);
     }
 
+    // Room for `count` columns; the shapes are those of Columns.
     Columns take(Arena& arena, int count) const {
         Columns columns{};
         columns.count = count;
@@ -35,8 +36,8 @@ struct ColumnRoom {
     }
 };
 
-// The columns from `from` to `to` alone.
-GSA_INLINE Columns some(const Matrix& m, const Columns& all, int from, int to) {
+// The columns from `from` to `to` alone, of columns made for matrix m.
+GSA_INLINE Columns column_range(const Matrix& m, const Columns& all, int from, int to) {
     Columns part = all;
     part.count = to - from;
     part.x += from * all.stride;
@@ -46,22 +47,23 @@ GSA_INLINE Columns some(const Matrix& m, const Columns& all, int from, int to) {
     return part;
 }
 
-// A product that is to be done: y [count, stride] = W x + residual.
-struct ToDo {
-    const GsaMatrix* matrix;
-    float* y;
+// A product that is to be done: y = W x + residual.
+struct PendingProduct {
+    const GsaMatrix* matrix;  // W [N, K]; without a weight there is nothing to do
+    float* y;                 // [count, N], columns `stride` apart
     int64_t stride;
-    const float* residual;
+    const float* residual;  // lies as y does, or null
 };
 
 // One thread of a team, with what it needs for products.
 struct Worker {
     const LinearKernels& linear;
     Team team;
-    Columns own, shared;
+    Columns own;     // room for one column, of this thread
+    Columns shared;  // room for all columns, of the team
 
-    // Columns for a matrix, from what fill(column, out) writes. One column each thread makes for itself, which takes less
-    // than waiting for another to make it; more are shared out.
+    // Columns for a matrix [N, K], from what fill(column, out [K]) writes. One column each thread makes for itself,
+    // which takes less than waiting for another to make it; more are shared out.
     template <class Fill>
     Columns columns(const GsaMatrix& matrix, int count, Fill fill) {
         const Matrix m = described(matrix);
@@ -75,23 +77,23 @@ struct Worker {
             fill(c, out);
             for (int64_t k = m.K; k < all.stride; k++) out[k] = 0;
         }
-        const Columns mine = some(m, all, from, to);
+        const Columns mine = column_range(m, all, from, to);
         if (all.words_per_quad != 0)
             linear.quantise(m, mine);
         else
-            linear.place(m, mine);
+            linear.arrange(m, mine);
         if (!alone) team.wait();
         return all;
     }
 
     // This thread's share of all rows of some products with the same columns, until all threads are done.
     template <int Number>
-    void multiply(const Columns& columns, const ToDo (&products)[Number]) {
+    void multiply(const Columns& columns, const PendingProduct (&products)[Number]) {
         int64_t total = 0;
-        for (const ToDo& product : products) total += row_blocks(*product.matrix);
+        for (const PendingProduct& product : products) total += row_blocks(*product.matrix);
         const int64_t from = total * team.rank / team.size, to = total * (team.rank + 1) / team.size;
         int64_t first = 0;
-        for (const ToDo& product : products) {
+        for (const PendingProduct& product : products) {
             const int64_t blocks = row_blocks(*product.matrix);
             const int64_t begin = larger_of(from - first, 0), end = to - first < blocks ? to - first : blocks;
             if (begin < end)

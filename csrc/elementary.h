@@ -1,6 +1,7 @@
 // Exponentials, and the readouts made of them.
 #pragma once
 
+#include "native.h"
 #include "simd.h"
 
 namespace gsa {
@@ -31,20 +32,9 @@ struct ExpConstants<double> {
     static constexpr int terms = 13;
 };
 
-constexpr double kInverseFactorial[] = {1.0,
-                                        1.0,
-                                        1.0 / 2,
-                                        1.0 / 6,
-                                        1.0 / 24,
-                                        1.0 / 120,
-                                        1.0 / 720,
-                                        1.0 / 5040,
-                                        1.0 / 40320,
-                                        1.0 / 362880,
-                                        1.0 / 3628800,
-                                        1.0 / 39916800,
-                                        1.0 / 479001600,
-                                        1.0 / 6227020800};
+constexpr double kInverseFactorial[] = {
+    1.0,        1.0,         1.0 / 2,      1.0 / 6,       1.0 / 24,       1.0 / 120,       1.0 / 720,
+    1.0 / 5040, 1.0 / 40320, 1.0 / 362880, 1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600, 1.0 / 6227020800};
 
 // exp(x) and exp(x) - 1, both to full precision: with x = n ln 2 + r, exp(x) = 2^n (1 + (exp(r) - 1)).
 template <class T>
@@ -88,11 +78,11 @@ GSA_INLINE Vec<T> larger(Vec<T> a, Vec<T> b) {
     return a > b ? a : b;
 }
 
-// weights [M] of scores [M]; what lies between M and `padded` becomes zero.
+// Slot weights p [padded] of slot scores x [padded]; those from M on become zero.
 template <class T>
 void read_out(int readout, const T* x, int M, int padded, T* p) {
     constexpr int W = Simd<T>::W;
-    if (readout == 0) {  // softmax
+    if (readout == GSA_READOUT_SOFTMAX) {
         const int whole = M / W * W;
         const typename Simd<T>::Int beyond = lane_numbers<T>() >= M - whole;
         const T lowest = -static_cast<T>(__builtin_inff());
@@ -120,21 +110,21 @@ void read_out(int readout, const T* x, int M, int padded, T* p) {
     for (int i = 0; i < padded; i += W) {
         const Vec<T> y = load(x + i), positive = y <= T(0) ? Vec<T>{} : y;  // a NaN stays one
         switch (readout) {
-            case 1: store(p + i, y); break;
-            case 2: store(p + i, y * sigmoid<T>(y)); break;
-            case 3: store(p + i, positive); break;
+            case GSA_READOUT_IDENTITY: store(p + i, y); break;
+            case GSA_READOUT_SWISH: store(p + i, y * sigmoid<T>(y)); break;
+            case GSA_READOUT_RELU: store(p + i, positive); break;
             default: store(p + i, positive * positive);
         }
     }
     for (int i = M; i < padded; i++) p[i] = 0;
 }
 
-// dx from the gradient dp of the weights p; may be in place of dp.
+// The gradient dx of the scores x from the gradient dp of the weights p, all [padded]; dx may be dp.
 template <class T>
 void read_out_backward(int readout, const T* x, const T* p, const T* dp, int padded, T* dx) {
     constexpr int W = Simd<T>::W;
     T along = 0;
-    if (readout == 0) {
+    if (readout == GSA_READOUT_SOFTMAX) {
         Vec<T> dot{};
         for (int i = 0; i < padded; i += W) dot += load(p + i) * load(dp + i);
         along = sum<T>(dot);
@@ -142,14 +132,14 @@ void read_out_backward(int readout, const T* x, const T* p, const T* dp, int pad
     for (int i = 0; i < padded; i += W) {
         const Vec<T> y = load(x + i), w = load(p + i), dw = load(dp + i);
         switch (readout) {
-            case 0: store(dx + i, w * (dw - along)); break;
-            case 1: store(dx + i, dw); break;
-            case 2: {
+            case GSA_READOUT_SOFTMAX: store(dx + i, w * (dw - along)); break;
+            case GSA_READOUT_IDENTITY: store(dx + i, dw); break;
+            case GSA_READOUT_SWISH: {
                 const Vec<T> s = sigmoid<T>(y);
                 store(dx + i, dw * (s + w * (T(1) - s)));
                 break;
             }
-            case 3: store(dx + i, y <= T(0) ? Vec<T>{} : dw); break;
+            case GSA_READOUT_RELU: store(dx + i, y <= T(0) ? Vec<T>{} : dw); break;
             default: store(dx + i, y <= T(0) ? Vec<T>{} : T(2) * y * dw);
         }
     }

@@ -1,6 +1,7 @@
 // Small matrix products from cache: out = a b (+ a' b'), in tiles of registers.
 //
-// Rows and inner dimensions may have any size; columns are whole vectors, so matrices are padded to those.
+// out [rows, cols], a [rows, inner], b [inner, cols]. Rows and inner dimensions may have any size; columns are whole
+// vectors, so matrices are padded to those. Distances between rows are in numbers.
 #pragma once
 
 #include "simd.h"
@@ -15,10 +16,10 @@ enum class Band { kFull, kLower, kUpper };
 
 template <class T>
 struct Product {
-    const T* a;
-    ptrdiff_t a_row, a_col;  // one of them is 1
-    const T* b;
-    ptrdiff_t b_row;
+    const T* a;              // [rows, inner], or a matrix [inner, rows] that is read transposed
+    ptrdiff_t a_row, a_col;  // distances between rows and between columns of a; one of them is 1
+    const T* b;              // [inner, cols]
+    ptrdiff_t b_row;         // distance between rows of b
     int inner;
     Band band = Band::kFull;
 };
@@ -26,15 +27,15 @@ struct Product {
 template <class T>
 struct Gemm {
     int rows, cols;
-    T* out;
-    ptrdiff_t out_row;
+    T* out;             // [rows, cols]
+    ptrdiff_t out_row;  // distance between rows of out
     Product<T> first;
-    const Product<T>* second = nullptr;
-    const T* between = nullptr;     // columns of the first product are scaled by this before the second is added
-    const T* old = nullptr;         // added to the result (lies as `out` does, and may be the same), of which
-    const T* keep_row = nullptr;    // this factor is kept in each row
-    const T* keep_col = nullptr;    // and this one in each column
-    bool causal = false;            // only the lower triangle is wanted, and the rest zero where a band may read it
+    const Product<T>* second = nullptr;  // added to the first, or null
+    const T* between = nullptr;   // [cols]: the first product's columns are scaled by it before the second is added
+    const T* old = nullptr;       // [rows, cols], added to the result; rows out_row apart, and may be `out`. Of it
+    const T* keep_row = nullptr;  // [rows]: this factor is kept in each row
+    const T* keep_col = nullptr;  // [cols]: and this one in each column
+    bool causal = false;          // only the lower triangle is wanted, and the rest zero where a band may read it
 };
 
 #if GSA_VECTOR_BYTES == 64
@@ -46,13 +47,14 @@ constexpr int kTileRows = 6, kTileVecs = 2;
 // About as much of what comes next is fetched as there is time for: so many lines of memory per stretch of the sums.
 constexpr int kFetchLines = 12, kFetchEvery = 64;
 
+// acc [R, V vectors] += a [R, from..to] b [from..to, V vectors]; a and b point to their first row and column.
 template <class T, int R, int V>
-GSA_INLINE void accumulate(Ahead* ahead, Vec<T> (&acc)[R][V], const T* a, ptrdiff_t a_row, ptrdiff_t a_col, const T* b,
-                           ptrdiff_t b_row, int from, int to) {
+GSA_INLINE void accumulate(Prefetcher* prefetcher, Vec<T> (&acc)[R][V], const T* a, ptrdiff_t a_row, ptrdiff_t a_col,
+                           const T* b, ptrdiff_t b_row, int from, int to) {
     a += from * a_col;
     b += from * b_row;
     for (int k = from; k < to;) {
-        if (ahead != nullptr) ahead->fetch(kFetchLines);
+        if (prefetcher != nullptr) prefetcher->fetch(kFetchLines);
         const int stop = k + kFetchEvery < to ? k + kFetchEvery : to;
         for (; k < stop; k++, a += a_col, b += b_row) {
             Vec<T> x[V];
@@ -68,27 +70,29 @@ GSA_INLINE void accumulate(Ahead* ahead, Vec<T> (&acc)[R][V], const T* a, ptrdif
     }
 }
 
+// The same for the rows from `row` and the columns from `col` on of a product, leaving out what its band says is zero.
 template <class T, int R, int V>
-GSA_INLINE void accumulate(Ahead* ahead, Vec<T> (&acc)[R][V], const Product<T>& p, int row, int col) {
+GSA_INLINE void accumulate(Prefetcher* prefetcher, Vec<T> (&acc)[R][V], const Product<T>& p, int row, int col) {
     const int from = p.band == Band::kUpper ? row : 0;
     const int to = p.band == Band::kLower && row + R < p.inner ? row + R : p.inner;
     const T* a = p.a + row * p.a_row;
     // The two ways `a` may lie in memory, spelt out for the compiler.
     if (p.a_row == 1)
-        accumulate<T, R, V>(ahead, acc, a, 1, p.a_col, p.b + col, p.b_row, from, to);
+        accumulate<T, R, V>(prefetcher, acc, a, 1, p.a_col, p.b + col, p.b_row, from, to);
     else
-        accumulate<T, R, V>(ahead, acc, a, p.a_row, 1, p.b + col, p.b_row, from, to);
+        accumulate<T, R, V>(prefetcher, acc, a, p.a_row, 1, p.b + col, p.b_row, from, to);
 }
 
+// R rows by V vectors of g.out, from `row` and `col` on.
 template <class T, int R, int V>
-__attribute__((noinline)) void tile(Ahead* ahead, const Gemm<T>& g, int row, int col) {
+__attribute__((noinline)) void tile(Prefetcher* prefetcher, const Gemm<T>& g, int row, int col) {
     constexpr int W = Simd<T>::W;
     Vec<T> acc[R][V];
 #pragma GCC unroll 16
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
         for (int v = 0; v < V; v++) acc[r][v] = Vec<T>{};
-    accumulate<T, R, V>(ahead, acc, g.first, row, col);
+    accumulate<T, R, V>(prefetcher, acc, g.first, row, col);
     if (g.between != nullptr)
 #pragma GCC unroll 8
         for (int v = 0; v < V; v++) {
@@ -96,7 +100,7 @@ __attribute__((noinline)) void tile(Ahead* ahead, const Gemm<T>& g, int row, int
 #pragma GCC unroll 16
             for (int r = 0; r < R; r++) acc[r][v] *= scale;
         }
-    if (g.second != nullptr) accumulate<T, R, V>(ahead, acc, *g.second, row, col);
+    if (g.second != nullptr) accumulate<T, R, V>(prefetcher, acc, *g.second, row, col);
     if (g.old != nullptr) {
 #pragma GCC unroll 8
         for (int v = 0; v < V; v++) {
@@ -112,8 +116,7 @@ __attribute__((noinline)) void tile(Ahead* ahead, const Gemm<T>& g, int row, int
 #pragma GCC unroll 16
         for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
-            for (int v = 0; v < V; v++)
-                acc[r][v] = lane_numbers<T>() > row + r - col - v * W ? Vec<T>{} : acc[r][v];
+            for (int v = 0; v < V; v++) acc[r][v] = lane_numbers<T>() > row + r - col - v * W ? Vec<T>{} : acc[r][v];
 #pragma GCC unroll 16
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
@@ -122,25 +125,26 @@ __attribute__((noinline)) void tile(Ahead* ahead, const Gemm<T>& g, int row, int
 
 // A tile of the last rows, which may be fewer.
 template <class T, int R, int V>
-void tile_of(Ahead* ahead, const Gemm<T>& g, int rows, int row, int col) {
+void tile_of(Prefetcher* prefetcher, const Gemm<T>& g, int rows, int row, int col) {
     if constexpr (R > 0) {
         if (rows >= R)
-            tile<T, R, V>(ahead, g, row, col);
+            tile<T, R, V>(prefetcher, g, row, col);
         else
-            tile_of<T, R - 1, V>(ahead, g, rows, row, col);
+            tile_of<T, R - 1, V>(prefetcher, g, rows, row, col);
     }
 }
 
+// V vectors of columns from `col` on, of the tiles of rows from `from` to `to`.
 template <class T, int V>
-void panel(Ahead* ahead, const Gemm<T>& g, int col, int from, int to) {
+void panel(Prefetcher* prefetcher, const Gemm<T>& g, int col, int from, int to) {
     for (int t = from; t < to; t++) {
         const int row = t * kTileRows;
         if (g.causal && col > row + kTileRows - 1) continue;
-        tile_of<T, kTileRows, V>(ahead, g, g.rows - row, row, col);
+        tile_of<T, kTileRows, V>(prefetcher, g, g.rows - row, row, col);
     }
 }
 
-// The team's members each take a part of the tiles; whoever reads the result waits for the team first.
+// All of g.out. The team's members each take a part of the tiles; whoever reads the result waits for the team first.
 template <class T>
 void gemm(const Team& team, const Gemm<T>& g) {
     constexpr int W = Simd<T>::W, kWide = W * kTileVecs;
@@ -150,9 +154,9 @@ void gemm(const Team& team, const Gemm<T>& g) {
         const int p = t / tall, stop = end < (p + 1) * tall ? end : (p + 1) * tall;
         const int col = p * kWide;
         if (g.cols - col >= kWide)
-            panel<T, kTileVecs>(team.ahead, g, col, t - p * tall, stop - p * tall);
+            panel<T, kTileVecs>(team.prefetcher, g, col, t - p * tall, stop - p * tall);
         else
-            panel<T, 1>(team.ahead, g, col, t - p * tall, stop - p * tall);
+            panel<T, 1>(team.prefetcher, g, col, t - p * tall, stop - p * tall);
         t = stop;
     }
 }

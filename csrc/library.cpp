@@ -7,8 +7,8 @@
 
 namespace gsa {
 
-#define GSA_DECLARE(set)                          \
-    namespace set {                               \
+#define GSA_DECLARE(set)                           \
+    namespace set {                                \
     extern const OperatorKernels operator_kernels; \
     extern const LinearKernels linear_kernels;     \
     extern const ScanKernels scan_kernels;         \
@@ -35,8 +35,8 @@ const Isa kIsas[] = {
     {"avx2", [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }, &avx2::operator_kernels,
      &avx2::linear_kernels, &avx2::scan_kernels, &avx2::decode_kernels},
 #endif
-    {"baseline", [] { return true; }, &baseline::operator_kernels, &baseline::linear_kernels,
-     &baseline::scan_kernels, &baseline::decode_kernels},
+    {"baseline", [] { return true; }, &baseline::operator_kernels, &baseline::linear_kernels, &baseline::scan_kernels,
+     &baseline::decode_kernels},
 };
 
 std::atomic<const Isa*> chosen{nullptr};

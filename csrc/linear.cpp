@@ -8,10 +8,13 @@ namespace gsa {
 namespace GSA_ISA {
 namespace {
 
-typedef void (*Rows)(const Matrix&, const Columns&, int first, const float* residual, float* y, int64_t stride, int64_t row);
+// A block of 16 rows from `row` on of y [count, N] = W x + residual, in a few columns from `first` on; those of y and
+// the residual are `stride` apart.
+typedef void (*MultiplyRows)(const Matrix&, const Columns&, int first, const float* residual, float* y, int64_t stride,
+                             int64_t row);
 
 template <int Bits, int C>
-Rows choose_quantised(int words_per_quad) {
+MultiplyRows choose_quantised(int words_per_quad) {
 #if defined(__AVX512F__)
     if (words_per_quad == NativeDot::words) return multiply_quantised<Bits, C, IntegerBlock<Bits, C, NativeDot>>;
 #endif
@@ -20,17 +23,18 @@ Rows choose_quantised(int words_per_quad) {
 }
 
 template <int C>
-Rows choose(int format, int words_per_quad) {
+MultiplyRows choose(int format, int words_per_quad) {
+    constexpr int kRows = C == 1 ? 4 : 2;
     switch (format) {
-        case GSA_WEIGHT_FP32: return multiply_dense<float, C, C == 1 ? 4 : 2>;
-        case GSA_WEIGHT_BF16: return multiply_dense<BFloat16, C, C == 1 ? 4 : 2>;
+        case GSA_WEIGHT_FP32: return multiply_dense<float, C, kRows>;
+        case GSA_WEIGHT_BF16: return multiply_dense<BFloat16, C, kRows>;
         case GSA_WEIGHT_INT8: return choose_quantised<8, C>(words_per_quad);
         default: return choose_quantised<4, C>(words_per_quad);
     }
 }
 
 // For the last one to four of all columns.
-Rows choose(int format, int words_per_quad, int columns, bool alone) {
+MultiplyRows choose(int format, int words_per_quad, int columns, bool alone) {
     if (alone && format == GSA_WEIGHT_FP32) return multiply_dense<float, 1, 1>;
     if (alone && format == GSA_WEIGHT_BF16) return multiply_dense<BFloat16, 1, 1>;
     switch (columns) {
@@ -46,8 +50,8 @@ Rows choose(int format, int words_per_quad, int columns, bool alone) {
 void multiply(const Matrix& m, const Columns& columns, const float* residual, float* y, int64_t stride, int64_t from,
               int64_t to) {
     const int rest = columns.count % kColumns;
-    const Rows whole = choose(m.format, columns.words_per_quad, kColumns, false);
-    const Rows last = choose(m.format, columns.words_per_quad, rest, columns.count == 1);
+    const MultiplyRows whole = choose(m.format, columns.words_per_quad, kColumns, false);
+    const MultiplyRows last = choose(m.format, columns.words_per_quad, rest, columns.count == 1);
     for (int64_t block = from; block < to; block++) {
         // Columns innermost: the weights of a block of rows stay in the cache from one to the next.
         const int64_t row = block * kBlockRows;
@@ -93,7 +97,7 @@ uint64_t read(const void* bytes, int64_t count) {
 }  // namespace
 
 extern const LinearKernels linear_kernels;
-const LinearKernels linear_kernels = {read_input, place, quantise, words_per_quad, multiply, unpack, read};
+const LinearKernels linear_kernels = {read_input, arrange, quantise, words_per_quad, multiply, unpack, read};
 
 }  // namespace GSA_ISA
 }  // namespace gsa

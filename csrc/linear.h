@@ -7,8 +7,8 @@
 
 namespace gsa {
 
-// Quantised weights lie in blocks of 16 rows by 32 columns, so that the rows are the lanes of a vector: 64 bytes hold 16
-// rows of four bytes each, which are four weights of 8 bits or eight of 4 (the low halves are the first four). A
+// Quantised weights lie in blocks of 16 rows by 32 columns, so that the rows are the lanes of a vector: 64 bytes hold
+// 16 rows of four bytes each, which are four weights of 8 bits or eight of 4 (the low halves are the first four). A
 // weight is scale * (q - zero), with q as stored and a scale and a zero per row and group.
 constexpr int kBlockRows = 16;
 constexpr int kBlockColumns = 32;
@@ -16,12 +16,12 @@ constexpr int kBlockColumns = 32;
 struct Matrix {
     int format;  // GSA_WEIGHT_...
     int64_t N, K;
-    int64_t blocks;        // along a row, of 32 columns
-    int64_t groups;        // along a row
-    int64_t group_blocks;  // in a group; the last may have fewer
-    const void* weight;
+    int64_t blocks;         // along a row, of 32 columns
+    int64_t groups;         // along a row
+    int64_t group_blocks;   // in a group; the last may have fewer
+    const void* weight;     // [N, K] in fp32 or bf16; or [blocks of rows, blocks, bytes of a block]
     const uint16_t* scale;  // bf16 [blocks of rows, groups, 16]
-    const uint8_t* zero;    // the same
+    const uint8_t* zero;    // [blocks of rows, groups, 16]
 };
 
 static inline Matrix described(const GsaMatrix& matrix) {
@@ -44,36 +44,39 @@ static inline int64_t bytes_of(const Matrix& m) {
 }
 
 struct Input {
-    int kind;  // GSA_INPUT_...
-    const float* x;
-    const float* norm;
+    int kind;           // GSA_INPUT_...
+    const float* x;     // [count, K], or [count, 2 K] for SwiGLU
+    const float* norm;  // [K], for RMSNorm
     float epsilon;
 };
 
-// Activations as the kernels read them, all in memory of the caller. Those in int8 are integers times a scale per block.
+// Activations as the kernels read them, all in memory of the caller. Those in int8 are integers times a scale per
+// block.
 struct Columns {
     int count;
-    int64_t stride;       // between columns of x: at least K
-    float* x;             // [count, stride]
-    float* group_sum;     // [count, groups] of the activations
-    int32_t* words;       // [count, blocks, 8, words_per_quad]: four integers at a time
-    float* block_scale;   // [count, blocks]
-    int words_per_quad;   // 0: fp32 is used; 1: four int8; 2: (0, 2) and (1, 3) as int16
+    int64_t stride;    // between columns of x: at least K
+    float* x;          // [count, stride]
+    float* group_sum;  // [count, groups] of the activations
+    int32_t* words;    // [count, blocks, 8, words_per_quad]: each 32 activations of a block as eight fours of integers
+    float* block_scale;  // [count, blocks]
+    int words_per_quad;  // 0: fp32 is used; 1: four int8; 2: (0, 2) and (1, 3) as int16
 };
 
 struct LinearKernels {
-    // Columns of whole blocks: copied, normalised or gated, and filled up with zeros.
+    // x [count, stride] from the input: copied, normalised or gated, and filled up with zeros from K on.
     void (*read_input)(const Input& input, int64_t K, int64_t stride, int count, float* x);
-    // Makes of x, in place, what the kernel for this kind of weight wants; or else integers.
-    void (*place)(const Matrix& matrix, const Columns& columns);
+    // Changes columns.x in place to what the kernel for this format of weights reads, and fills group_sum; or fills
+    // words, block_scale and group_sum, with integers.
+    void (*arrange)(const Matrix& matrix, const Columns& columns);
     void (*quantise)(const Matrix& matrix, const Columns& columns);
     int (*words_per_quad)(bool portable);
-    // Rows from 16 * from to 16 * to (or N) of y = W x + residual (or null); both [count, N], columns `stride` apart.
-    // A column's result does not depend on how many others there are.
+    // Rows from 16 * from to 16 * to (or N) of W x + residual (or null), to y. Both are [count, N], columns `stride`
+    // apart. A column's result does not depend on how many others there are.
     void (*multiply)(const Matrix& matrix, const Columns& columns, const float* residual, float* y, int64_t stride,
                      int64_t from, int64_t to);
-    // Row `row` of W as floats.
+    // out [K] = row `row` of W as floats.
     void (*unpack)(const Matrix& matrix, int64_t row, float* out);
+    // The exclusive or of so many bytes as words of eight.
     uint64_t (*read)(const void* bytes, int64_t count);
 };
 

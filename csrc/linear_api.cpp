@@ -1,9 +1,8 @@
 // The C functions of linear.h's kernels: working memory, and rows shared out among threads.
-#include "linear.h"
-
 #include <atomic>
 
 #include "isa.h"
+#include "linear.h"
 #include "memory.h"
 #include "native.h"
 #include "parallel.h"
@@ -16,13 +15,13 @@ constexpr int64_t kBytesPerThread = 16 << 10;
 
 thread_local WorkingMemory memory;
 
-struct Layout {
+struct Offsets {
     size_t used = 0;
 
     size_t add(size_t bytes) {
-        const size_t at = used;
+        const size_t offset = used;
         used += (bytes + 63) / 64 * 64;
-        return at;
+        return offset;
     }
 };
 
@@ -37,12 +36,12 @@ bool prepare(const LinearKernels& kernels, const Matrix& m, const Input& input, 
     columns.stride = m.blocks * kBlockColumns;
     if (integers) columns.words_per_quad = kernels.words_per_quad(activations == GSA_ACTIVATIONS_INT8_PORTABLE);
     const size_t count = static_cast<size_t>(columns.count), per_block = integers ? count * m.blocks : 0;
-    Layout layout;
-    const size_t x = layout.add(count * columns.stride * sizeof(float));
-    const size_t group_sum = layout.add(count * m.groups * sizeof(float));
-    const size_t words = layout.add(per_block * (kBlockColumns / 4) * columns.words_per_quad * sizeof(int32_t));
-    const size_t block_scale = layout.add(per_block * sizeof(float));
-    char* space = memory.get(layout.used);
+    Offsets offsets;
+    const size_t x = offsets.add(count * columns.stride * sizeof(float));
+    const size_t group_sum = offsets.add(count * m.groups * sizeof(float));
+    const size_t words = offsets.add(per_block * (kBlockColumns / 4) * columns.words_per_quad * sizeof(int32_t));
+    const size_t block_scale = offsets.add(per_block * sizeof(float));
+    char* space = memory.get(offsets.used);
     if (space == nullptr) return false;
     kernels.read_input(input, m.K, columns.stride, columns.count, reinterpret_cast<float*>(space + x));
     columns.x = reinterpret_cast<float*>(space + x);
@@ -52,7 +51,7 @@ bool prepare(const LinearKernels& kernels, const Matrix& m, const Input& input, 
     if (integers) {
         kernels.quantise(m, columns);
     } else {
-        kernels.place(m, columns);
+        kernels.arrange(m, columns);
     }
     return true;
 }

@@ -21,6 +21,7 @@ GSA_INLINE Floats add_lanes(const Floats (&v)[4]) {
     return sums;
 }
 
+// The sum of w [K] times x [K] from k on.
 template <class Weight>
 __attribute__((noinline)) float multiply_rest(const Weight* w, const float* x, int64_t k, int64_t K) {
     float rest = 0;
@@ -28,10 +29,10 @@ __attribute__((noinline)) float multiply_rest(const Weight* w, const float* x, i
     return rest;
 }
 
-// Sums of products of R rows with C columns, still to be added up across lanes. A sum is made of the same parts in the
-// same order whatever R and C are, so that a column's result does not depend on its company. A column alone is read row
-// after row, because memory is fastest when it is read straight ahead; with more of them, arithmetic counts, and several
-// rows share what is loaded.
+// sums [R, C] of the products of rows w [R, K] with columns x [C, K], `stride` apart; each sum is a vector whose lanes
+// are still to be added up. A sum is made of the same parts in the same order whatever R and C are, so that a column's
+// result does not depend on its company. A column alone is read row after row, because memory is fastest when it is
+// read straight ahead; with more of them, arithmetic counts, and several rows share what is loaded.
 template <class Weight, int R, int C>
 GSA_INLINE void multiply_rows(const Weight* w, const float* x, int64_t stride, int64_t K, Floats (*sums)[C]) {
     Floats part[R][2][C] = {};
@@ -45,7 +46,7 @@ GSA_INLINE void multiply_rows(const Weight* w, const float* x, int64_t stride, i
 #pragma GCC unroll 4
             for (int c = 0; c < C; c++) {
                 Floats activations = load(x + c * stride + k + half * W);
-                if constexpr (R > 1) keep(activations);
+                if constexpr (R > 1) keep_in_register(activations);
 #pragma GCC unroll 4
                 for (int r = 0; r < R; r++) part[r][half][c] += weights[r][half] * activations;
             }
@@ -61,6 +62,7 @@ GSA_INLINE void multiply_rows(const Weight* w, const float* x, int64_t stride, i
     }
 }
 
+// The MultiplyRows of linear.cpp for C columns, R rows at a time.
 template <class Weight, int C, int R>
 void multiply_dense(const Matrix& m, const Columns& columns, int first, const float* residual, float* y, int64_t stride,
                     int64_t row) {
@@ -72,7 +74,7 @@ void multiply_dense(const Matrix& m, const Columns& columns, int first, const fl
         Floats sums[4][C] = {};
         int r = 0;
         for (; r + R <= rows; r += R) {
-            fetch_share(w + (kBlockRows + r) * m.K, R * m.K * static_cast<int64_t>(sizeof(Weight)), columns, first);
+            prefetch_share(w + (kBlockRows + r) * m.K, R * m.K * static_cast<int64_t>(sizeof(Weight)), columns, first);
             multiply_rows<Weight, R, C>(w + r * m.K, x, columns.stride, m.K, sums + r);
         }
         for (; r < rows; r++) multiply_rows<Weight, 1, C>(w + r * m.K, x, columns.stride, m.K, sums + r);
@@ -80,12 +82,13 @@ void multiply_dense(const Matrix& m, const Columns& columns, int first, const fl
         for (int c = 0; c < C; c++) {
             float total[W];
             store(total, add_lanes({sums[0][c], sums[1][c], sums[2][c], sums[3][c]}));
-            const int64_t at = (first + c) * stride + row;
-            for (r = 0; r < rows; r++) y[at + r] = residual == nullptr ? total[r] : total[r] + residual[at + r];
+            const int64_t offset = (first + c) * stride + row;
+            for (r = 0; r < rows; r++) y[offset + r] = residual == nullptr ? total[r] : total[r] + residual[offset + r];
         }
     }
 }
 
+// out [K] = row `row` of W.
 template <class Weight>
 void unpack_dense(const Matrix& m, int64_t row, float* out) {
     const Weight* w = static_cast<const Weight*>(m.weight) + row * m.K;

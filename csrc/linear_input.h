@@ -17,16 +17,17 @@ constexpr int kColumns = 4;
 constexpr int kColumns = 2;
 #endif
 
-// Fetches this group of columns' share of some weights that come next, so that they arrive while this group is computed.
-// One column alone is all reading, and reads straight ahead anyway.
-GSA_INLINE void fetch_share(const void* weights, int64_t bytes, const Columns& columns, int first) {
+// Fetches this group of columns' share of some weights that come next, so that they arrive while this group is
+// computed. One column alone is all reading, and reads straight ahead anyway.
+GSA_INLINE void prefetch_share(const void* weights, int64_t bytes, const Columns& columns, int first) {
     if (columns.count == 1) return;
     const int groups = (columns.count + kColumns - 1) / kColumns, group = first / kColumns;
     const char* p = static_cast<const char*>(weights);
-    for (int64_t at = bytes * group / groups; at < bytes * (group + 1) / groups; at += 64)
-        __builtin_prefetch(p + at, 0, 2);
+    for (int64_t offset = bytes * group / groups; offset < bytes * (group + 1) / groups; offset += 64)
+        __builtin_prefetch(p + offset, 0, 2);
 }
 
+// out [K] = x / sqrt(mean(x^2) + epsilon) * weight, all [K].
 void rms_norm(const float* x, const float* weight, float epsilon, int64_t K, float* out) {
     Floats squares{};
     int64_t k = 0;
@@ -37,7 +38,7 @@ void rms_norm(const float* x, const float* weight, float epsilon, int64_t K, flo
     for (k = 0; k < K; k++) out[k] = x[k] * factor * weight[k];
 }
 
-// silu(gate) * up, of x = [gate, up].
+// out [K] = silu(gate) * up, of x [2 K] = gate [K], up [K].
 void swiglu(const float* x, int64_t K, float* out) {
     int64_t k = 0;
     for (; k + W <= K; k += W) {
@@ -52,6 +53,7 @@ void swiglu(const float* x, int64_t K, float* out) {
     __builtin_memcpy(out + k, product, sizeof(float) * (K - k));
 }
 
+// x [count, stride]; see linear.h.
 void read_input(const Input& input, int64_t K, int64_t stride, int count, float* x) {
     for (int c = 0; c < count; c++) {
         float* out = x + c * stride;
@@ -64,6 +66,7 @@ void read_input(const Input& input, int64_t K, int64_t stride, int count, float*
     }
 }
 
+// group_sum [count, groups]: the sums of each group's activations.
 void sum_groups(const Matrix& m, const Columns& columns) {
     for (int c = 0; c < columns.count; c++) {
         for (int64_t g = 0; g < m.groups; g++) {
@@ -92,9 +95,10 @@ void part_even_from_odd(int64_t K, const Columns& columns) {
     }
 }
 
-// A weight is taken from its word of 32 bits without being shifted down, that is, multiplied by a power of two. Division
-// of x by the same power is exact, and done once instead of once per row. The topmost is shifted, to have no sign.
-void divide_by_place(int format, const Columns& columns) {
+// A weight is taken from its word of 32 bits without being shifted down, that is, multiplied by a power of two.
+// Division of x by the same power is exact, and done once instead of once per row. The topmost is shifted, to have no
+// sign.
+void divide_by_shift(int format, const Columns& columns) {
     const float int8[] = {1, 0x1p-8f, 0x1p-16f, 1, 1, 0x1p-8f, 0x1p-16f, 1};
     const float int4[] = {1, 0x1p-8f, 0x1p-16f, 0x1p-24f, 0x1p-4f, 0x1p-12f, 0x1p-20f, 1};
     const float* factor = format == GSA_WEIGHT_INT8 ? int8 : int4;
@@ -102,16 +106,16 @@ void divide_by_place(int format, const Columns& columns) {
         for (int i = 0; i < 8; i++) columns.x[k + i] *= factor[i];
 }
 
-void place(const Matrix& m, const Columns& columns) {
+void arrange(const Matrix& m, const Columns& columns) {
     if (m.format == GSA_WEIGHT_BF16) {
         part_even_from_odd(m.K, columns);
     } else if (m.format != GSA_WEIGHT_FP32) {
         sum_groups(m, columns);
-        divide_by_place(m.format, columns);
+        divide_by_shift(m.format, columns);
     }
 }
 
-// One block: integers to q, and their scale. What is not finite makes the scale NaN, and so every result.
+// One block x [32]: its integers q [32], and their scale. What is not finite makes the scale NaN, and so every result.
 float quantise_block(const float* x, int32_t (&q)[kBlockColumns]) {
     constexpr float round = 0x1.8p23f;  // added and taken away again, it rounds to nearest, ties to even
     constexpr int32_t round_bits = 0x4b400000;
@@ -137,6 +141,7 @@ float quantise_block(const float* x, int32_t (&q)[kBlockColumns]) {
     return highest / 127.0f + not_finite;
 }
 
+// words [8, words_per_quad] from a block's integers q [32].
 void pack_words(const int32_t (&q)[kBlockColumns], int words_per_quad, int32_t* words) {
     if (words_per_quad == 1) {
         int8_t bytes[kBlockColumns];
@@ -152,18 +157,19 @@ void pack_words(const int32_t (&q)[kBlockColumns], int words_per_quad, int32_t* 
     }
 }
 
+// words, block_scale and group_sum of all columns.
 void quantise(const Matrix& m, const Columns& columns) {
     int32_t q[kBlockColumns];
     for (int c = 0; c < columns.count; c++) {
         float* group_sum = columns.group_sum + c * m.groups;
         for (int64_t g = 0; g < m.groups; g++) group_sum[g] = 0;
         for (int64_t b = 0; b < m.blocks; b++) {
-            const int64_t at = c * m.blocks + b;
+            const int64_t index = c * m.blocks + b;
             const float scale = quantise_block(columns.x + c * columns.stride + b * kBlockColumns, q);
             int32_t total = 0;
             for (int k = 0; k < kBlockColumns; k++) total += static_cast<int8_t>(q[k]);
-            pack_words(q, columns.words_per_quad, columns.words + at * (kBlockColumns / 4) * columns.words_per_quad);
-            columns.block_scale[at] = scale;
+            pack_words(q, columns.words_per_quad, columns.words + index * (kBlockColumns / 4) * columns.words_per_quad);
+            columns.block_scale[index] = scale;
             group_sum[b / m.group_blocks] += scale * static_cast<float>(total);
         }
     }

@@ -23,7 +23,7 @@ GSA_INLINE Ints load_ints(const void* p) {
 }
 
 // Leaves a vector in its register: compilers would rather load it again for every use.
-GSA_INLINE void keep(Floats& v) {
+GSA_INLINE void keep_in_register(Floats& v) {
 #if defined(__AVX512F__)
     asm("" : "+v"(v));
 #elif GSA_X86
@@ -33,8 +33,8 @@ GSA_INLINE void keep(Floats& v) {
 #endif
 }
 
-// Two vectors of weights. Those of bf16 are words cut in two, which puts even and odd columns apart: `place` does the same
-// with activations.
+// Two vectors of weights. Those of bf16 are words cut in two, which puts even and odd columns apart: `arrange` does the
+// same with activations.
 GSA_INLINE void load_two(const float* p, Floats& a, Floats& b) {
     a = load(p);
     b = load(p + W);
@@ -48,7 +48,8 @@ GSA_INLINE void load_two(const BFloat16* p, Floats& even, Floats& odd) {
 
 GSA_INLINE Floats load_floats(const BFloat16* p) {
 #if defined(__AVX512F__)
-    const Ints words = (Ints)_mm512_maskz_cvtepu16_epi32(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+    const Ints words =
+        (Ints)_mm512_maskz_cvtepu16_epi32(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 #elif defined(__AVX2__)
     const Ints words = (Ints)_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 #else

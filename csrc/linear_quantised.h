@@ -57,23 +57,25 @@ struct Format {
     static constexpr int chunks = kBlockColumns / per_chunk;  // of 64 bytes in a block
     static constexpr int bytes = chunks * 64;                 // of a block
 
-    // Weight i of each lane, times the power of two of its place; see `place`.
+    // Weight i of each lane, times 2 to the power of its shift; see `arrange`.
     GSA_INLINE Floats weight(Ints chunk, int i) {
-        const int place = Bits == 8 ? 8 * i : i < 4 ? 8 * i : 8 * i - 28;
+        const int shift = Bits == 8 ? 8 * i : i < 4 ? 8 * i : 8 * i - 28;
         constexpr int32_t mask = Bits == 8 ? 0xff : 0x0f;
-        if (place == 32 - Bits) return __builtin_convertvector((chunk >> place) & mask, Floats);
-        return __builtin_convertvector(chunk & static_cast<int32_t>(static_cast<uint32_t>(mask) << place), Floats);
+        if (shift == 32 - Bits) return __builtin_convertvector((chunk >> shift) & mask, Floats);
+        return __builtin_convertvector(chunk & static_cast<int32_t>(static_cast<uint32_t>(mask) << shift), Floats);
     }
 };
 
-// Adds the products of one block to sums [C, L], with activations in fp32.
+// Adds the products of a block w [16, 32] of weights, block number `block` of its rows, with C columns from `first` on
+// to sums [C, L vectors of rows]; activations in fp32.
 template <int Bits, int C>
 struct RealBlock {
-    // Products go to several sums in turn, or each would wait for the one before. As many for every number of columns: a
-    // result must not depend on that.
+    // Products go to several sums in turn, or each would wait for the one before. As many for every number of columns:
+    // a result must not depend on that.
     static constexpr int turns = L >= 4 ? 1 : 4 / L;
 
-    GSA_INLINE void add(const uint8_t* w, const Columns& columns, int first, int64_t block, int64_t, Floats (&sums)[C][L]) {
+    GSA_INLINE void add(const uint8_t* w, const Columns& columns, int first, int64_t block, int64_t,
+                        Floats (&sums)[C][L]) {
         typedef Format<Bits> F;
         const float* x = columns.x + first * columns.stride + block * kBlockColumns;
         Floats part[turns][C][L] = {};
@@ -110,8 +112,8 @@ struct IntegerBlock {
         Ints totals[C][L];
 #pragma GCC unroll 4
         for (int c = 0; c < C; c++) {
-            const int64_t at = (first + c) * blocks + block;
-            x[c] = columns.words + at * (kBlockColumns / 4) * Dot::words;
+            const int64_t index = (first + c) * blocks + block;
+            x[c] = columns.words + index * (kBlockColumns / 4) * Dot::words;
 #pragma GCC unroll 4
             for (int l = 0; l < L; l++) totals[c][l] = Ints{};
         }
@@ -136,12 +138,12 @@ struct IntegerBlock {
         for (int c = 0; c < C; c++)
 #pragma GCC unroll 4
             for (int l = 0; l < L; l++)
-                sums[c][l] += __builtin_convertvector(totals[c][l], Floats) *
-                              columns.block_scale[(first + c) * blocks + block];
+                sums[c][l] +=
+                    __builtin_convertvector(totals[c][l], Floats) * columns.block_scale[(first + c) * blocks + block];
     }
 };
 
-// Sixteen rows of y from `row` on, in C columns.
+// The MultiplyRows of linear.cpp for C columns.
 template <int Bits, int C, class Block>
 void multiply_quantised(const Matrix& m, const Columns& columns, int first, const float* residual, float* y,
                         int64_t stride, int64_t row) {
@@ -154,14 +156,14 @@ void multiply_quantised(const Matrix& m, const Columns& columns, int first, cons
         const int64_t end = block + m.group_blocks < m.blocks ? block + m.group_blocks : m.blocks;
         Floats part[C][L] = {};
         for (; block < end; block++, w += Format<Bits>::bytes) {
-            fetch_share(w + m.blocks * Format<Bits>::bytes, Format<Bits>::bytes, columns, first);
+            prefetch_share(w + m.blocks * Format<Bits>::bytes, Format<Bits>::bytes, columns, first);
             Block::add(w, columns, first, block, m.blocks, part);
         }
 #pragma GCC unroll 4
         for (int l = 0; l < L; l++) {
-            const int64_t at = (group_row + g) * kBlockRows + W * l;
-            const Floats scale = load_floats(reinterpret_cast<const BFloat16*>(m.scale + at));
-            const Floats zero = load_floats(m.zero + at);
+            const int64_t offset = (group_row + g) * kBlockRows + W * l;
+            const Floats scale = load_floats(reinterpret_cast<const BFloat16*>(m.scale + offset));
+            const Floats zero = load_floats(m.zero + offset);
 #pragma GCC unroll 4
             for (int c = 0; c < C; c++)
                 sums[c][l] += scale * (part[c][l] - zero * columns.group_sum[(first + c) * m.groups + g]);
@@ -169,14 +171,14 @@ void multiply_quantised(const Matrix& m, const Columns& columns, int first, cons
     }
     const int rows = m.N - row < kBlockRows ? static_cast<int>(m.N - row) : kBlockRows;
     for (int c = 0; c < C; c++) {
-        const int64_t at = (first + c) * stride + row;
+        const int64_t offset = (first + c) * stride + row;
         float out[kBlockRows];
         for (int l = 0; l < L; l++) store(out + W * l, sums[c][l]);
-        for (int r = 0; r < rows; r++) y[at + r] = residual == nullptr ? out[r] : out[r] + residual[at + r];
+        for (int r = 0; r < rows; r++) y[offset + r] = residual == nullptr ? out[r] : out[r] + residual[offset + r];
     }
 }
 
-// A row's bytes lie four by four, 64 apart.
+// out [K] = row `row` of W, whose bytes lie four by four, 64 apart.
 template <int Bits>
 void unpack_quantised(const Matrix& m, int64_t row, float* out) {
     typedef Format<Bits> F;
@@ -195,8 +197,8 @@ void unpack_quantised(const Matrix& m, int64_t row, float* out) {
                 __builtin_memcpy(q + 8 * j + 4, &high, sizeof(high));
             }
         }
-        const int64_t at = (row_block * m.groups + block / m.group_blocks) * kBlockRows + lane;
-        const float scale = bits<float>(static_cast<uint32_t>(m.scale[at]) << 16), zero = m.zero[at];
+        const int64_t offset = (row_block * m.groups + block / m.group_blocks) * kBlockRows + lane;
+        const float scale = bits<float>(static_cast<uint32_t>(m.scale[offset]) << 16), zero = m.zero[offset];
         float weights[kBlockColumns];
         for (int k = 0; k < kBlockColumns; k += W) store(weights + k, (load_floats(q + k) - zero) * scale);
         const int64_t first = block * kBlockColumns, rest = m.K - first;

@@ -2,9 +2,28 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 
 namespace gsa {
+
+// Whole numbers, zero at first, for as long as a call takes. A std::vector would end the process where there is no
+// memory; this one is `missing`.
+class Numbers {
+   public:
+    explicit Numbers(int64_t count)
+        : data_(static_cast<int64_t*>(std::calloc(static_cast<size_t>(count) + 1, sizeof(int64_t)))) {}
+    ~Numbers() { std::free(data_); }
+    Numbers(const Numbers&) = delete;
+    Numbers& operator=(const Numbers&) = delete;
+
+    bool missing() const { return data_ == nullptr; }
+    int64_t* data() { return data_; }
+    int64_t& operator[](int64_t i) { return data_[i]; }
+
+   private:
+    int64_t* data_;
+};
 
 class WorkingMemory {
    public:

@@ -5,14 +5,23 @@
 #include <stdint.h>
 
 #define GSA_API __attribute__((visibility("default")))
-/* Raised with every change of this file; Python refuses a library of another number. */
-#define GSA_ABI 4
+/* Raised whenever a function of this file changes its arguments or its meaning; Python refuses a library of another
+   number. Structures and constants are compared one by one, see gsa_layout. */
+#define GSA_ABI 5
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
 GSA_API int gsa_abi(void);
+/* Numbers that Python has to agree with: the size of every structure of this file ("GsaTensor"), the offset of every
+   field ("GsaTensor.batch") and every constant ("CHUNK", "FLOAT32"). The last has no name. */
+typedef struct {
+    const char* name;
+    int64_t value;
+} GsaNumber;
+
+GSA_API const GsaNumber* gsa_layout(void);
 
 /* Instruction sets, best first: names separated by spaces. */
 GSA_API const char* gsa_isas(void);
@@ -23,10 +32,16 @@ GSA_API int gsa_use_isa(const char* name);
 /* Entry points of the OpenMP library that torch uses; all null: threads of our own. */
 GSA_API void gsa_use_openmp(void* gomp_parallel, void* omp_get_thread_num, void* omp_get_num_threads);
 
-/* ---- The operator ---------------------------------------------------------------------------------------------- */
+/* The operator. */
 
 enum { GSA_FLOAT32 = 0, GSA_FLOAT64 = 1, GSA_BFLOAT16 = 2, GSA_FLOAT16 = 3 };
-enum { GSA_SOFTMAX = 0, GSA_IDENTITY = 1, GSA_SWISH = 2, GSA_RELU = 3, GSA_RELU2 = 4 };
+enum {
+    GSA_READOUT_SOFTMAX = 0,
+    GSA_READOUT_IDENTITY = 1,
+    GSA_READOUT_SWISH = 2,
+    GSA_READOUT_RELU = 3,
+    GSA_READOUT_RELU2 = 4
+};
 
 /* A tensor [B, T, heads, width] whose last dimension is contiguous; strides in elements. data = null: not there. */
 typedef struct {
@@ -38,11 +53,11 @@ typedef struct {
 
 /* States are dense and of the type sums are carried in: double if `wide`, otherwise float. */
 typedef struct {
-    int64_t sequences; /* N */
-    const int64_t* rows, *starts, *stops; /* of each sequence: its row of the batch, first token, end */
-    int32_t heads;   /* H, of keys and values */
-    int32_t queries; /* R, query heads per key/value head */
-    int32_t mark_chunks; /* states are kept for the backward pass at every so many chunks */
+    int64_t sequences;                    /* N */
+    const int64_t *rows, *starts, *stops; /* of each sequence: its row of the batch, first token, end */
+    int32_t heads;                        /* H, of keys and values */
+    int32_t queries;                      /* R, query heads per key/value head */
+    int32_t mark_chunks;                  /* states are kept for the backward pass at every so many chunks */
     int32_t threads;
     int32_t wide;
     double scale;
@@ -77,11 +92,10 @@ typedef struct {
     void *dinitial_k, *dinitial_v;
 } GsaSlotAttention;
 
-/* One token per row. States [B, H, K, M] and [B, H, M, V], dense; `after` may be the same as `before`. Row b has the
-   state of row places[b], if places are given. */
+/* One token per row. States [states, H, K, M] and [states, H, M, V], dense; `after` may be the same as `before`. */
 typedef struct {
     int64_t batch;
-    const int64_t* places;
+    const int64_t* state_of; /* [batch]: row b has state number state_of[b]; null: state number b */
     int32_t heads, queries, readout, threads, wide;
     double scale;
     GsaTensor q, k, v, g, s, o; /* time is not used */
@@ -93,8 +107,6 @@ typedef struct {
 GSA_API int gsa_linear_attention(const GsaLinearAttention* call, int backward);
 GSA_API int gsa_slot_attention(const GsaSlotAttention* call, int backward);
 GSA_API int gsa_slot_attention_step(const GsaStep* call);
-/* sizeof of the three, for the caller to compare with its own idea. */
-GSA_API void gsa_operator_sizes(int64_t sizes[3]);
 
 /* Mamba's selective scan. u, dt, y [B, T, 1, E], A [1, 1, E, S], B, C [B, T, 1, S]; in the shape, heads and queries are
    one, mark_chunks and scale not used. kept: [marks, S, E padded to 16] or null, filled by forward, read by backward, a
@@ -113,10 +125,9 @@ typedef struct {
 
 /* Returns 0, or 1 if there is no memory. */
 GSA_API int gsa_selective_scan(const GsaSelectiveScan* call, int backward);
-/* sizeof of it. */
-GSA_API int64_t gsa_selective_scan_size(void);
 
-/* Matrix-vector products, y [count, N] = W x (+ residual), for 1 to 16 columns of activations in fp32. */
+/* Matrix-vector products, y [count, N] = W x (+ residual), for 1 to GSA_MAX_COLUMNS columns of activations in fp32. */
+#define GSA_MAX_COLUMNS 16
 
 /* The first two lie row by row; see linear.h for the others. */
 enum { GSA_WEIGHT_FP32, GSA_WEIGHT_BF16, GSA_WEIGHT_INT8, GSA_WEIGHT_INT4 };
@@ -139,16 +150,16 @@ GSA_API int gsa_matvec(const GsaMatrix* matrix, int input, const float* x, const
                        int activations, const float* residual, float* y, int threads);
 /* Every product once, one after the other, W x of the same x (as long as the longest row needs) to the same y: what the
    kernels take for all weights of a model. Returns 0, or 1 if there is no memory. */
-GSA_API int gsa_products(const GsaMatrix* const* matrices, int64_t number, const float* x, int activations, float* y,
+GSA_API int gsa_products(const GsaMatrix* const* matrices, int64_t count, const float* x, int activations, float* y,
                          int threads);
 /* W as floats, row by row. */
 GSA_API void gsa_unpack(const GsaMatrix* matrix, float* out, int threads);
 /* Reads all bytes of all parts and does nothing else: the exclusive or of its words. */
 GSA_API uint64_t gsa_read(const void* const* parts, const int64_t* bytes, int64_t count, int threads);
 
-/* ---- Decoding: a token for each of a few sequences, through all layers of a model of gated slot attention --------- */
+/* Decoding: a token for each of a few sequences, through all layers of a model of gated slot attention. */
 
-enum { GSA_ACTIVATION_NONE, GSA_ACTIVATION_SWISH, GSA_ACTIVATION_RELU, GSA_ACTIVATION_RELU2, GSA_ACTIVATION_SIGMOID };
+enum { GSA_FUNCTION_NONE, GSA_FUNCTION_SWISH, GSA_FUNCTION_RELU, GSA_FUNCTION_RELU2, GSA_FUNCTION_SIGMOID };
 enum { GSA_NORM_NONE, GSA_NORM_FULL, GSA_NORM_HEADS };
 
 /* One block: norm, mixer, norm, MLP. The matrices q to g, and gate and up, have the same input. */
@@ -156,7 +167,7 @@ typedef struct {
     GsaMatrix q, k, v, f, g, o; /* g, the gate of the output, may have no weight */
     GsaMatrix gate, up, down;
     const float *mixer_norm, *output_norm, *mlp_norm;
-    float *keys, *values; /* [places, H, K, M], [places, H, M, V]: the states, changed in place */
+    float *keys, *values; /* [states, H, K, M], [states, H, M, V], changed in place */
     double scale, temperature;
     float mixer_epsilon, output_epsilon, mlp_epsilon;
     int32_t heads, queries, key_width, value_width, slots; /* queries: heads of them per key/value head */
@@ -164,7 +175,7 @@ typedef struct {
 } GsaBlock;
 
 typedef struct {
-    int64_t width, number;
+    int64_t width, block_count;
     const GsaBlock* blocks;
     GsaMatrix embeddings, head;
     const float* norm;
@@ -172,13 +183,11 @@ typedef struct {
     int32_t activations;
 } GsaDecoder;
 
-/* Tokens ids [count], 1 to 16 of them, for the sequences at places [count]: those of one place stand together, in their
-   order. Logits [count - first, vocabulary] of the tokens from `first` on, which may be none. Returns 0, or 1 if there is
-   no memory. */
-GSA_API int gsa_decode(const GsaDecoder* decoder, const int64_t* ids, const int64_t* places, int count, int first,
+/* Tokens ids [count], 1 to GSA_MAX_COLUMNS of them; token i belongs to the sequence with state number state_of[i].
+   Tokens of one sequence stand together, in their order. Logits [count - first, vocabulary] of the tokens from `first`
+   on, which may be none. Returns 0, or 1 if there is no memory. */
+GSA_API int gsa_decode(const GsaDecoder* decoder, const int64_t* ids, const int64_t* state_of, int count, int first,
                        float* logits, int threads);
-/* sizeof of GsaBlock and GsaDecoder. */
-GSA_API void gsa_decoder_sizes(int64_t sizes[2]);
 
 #ifdef __cplusplus
 }

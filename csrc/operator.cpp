@@ -10,14 +10,14 @@ namespace gsa {
 namespace GSA_ISA {
 namespace {
 
-constexpr int kMostTeams = 64;
+constexpr int kMaxTeams = 64;
 
 template <class T, class Op>
 void run(const typename Op::Call& call, bool backward, const Plan& plan, char* memory, size_t per_thread) {
-    Gate gates[kMostTeams];
-    Schedule<T, Op> schedule{call, backward, plan, memory, per_thread, heads_at_once<T, Op>(call, plan), 0, 0, 0, gates};
+    Barrier barriers[kMaxTeams];
+    Schedule<T, Op> schedule{call, backward, plan, memory, per_thread, heads_at_once<T, Op>(call, plan), barriers};
     schedule.units = call.shape.sequences * schedule.groups();
-    schedule.share(plan.threads < kMostTeams ? plan.threads : kMostTeams);
+    schedule.share(plan.threads < kMaxTeams ? plan.threads : kMaxTeams);
     parallel(plan.threads, Schedule<T, Op>::thread, &schedule);
 }
 
@@ -26,7 +26,8 @@ size_t linear_attention_size(const GsaLinearAttention& call, bool backward, cons
                            : working_memory<float, LinearAttention<float>>(call, backward, plan);
 }
 
-void linear_attention(const GsaLinearAttention& call, bool backward, const Plan& plan, char* memory, size_t per_thread) {
+void linear_attention(const GsaLinearAttention& call, bool backward, const Plan& plan, char* memory,
+                      size_t per_thread) {
     if (call.shape.wide)
         run<double, LinearAttention<double>>(call, backward, plan, memory, per_thread);
     else
@@ -65,8 +66,8 @@ void step(const GsaStep& call, int threads, char* memory) {
 }  // namespace
 
 extern const OperatorKernels operator_kernels;
-const OperatorKernels operator_kernels = {linear_attention_size, linear_attention, slot_attention_size, slot_attention,
-                                          step_size, step};
+const OperatorKernels operator_kernels = {linear_attention_size, linear_attention, slot_attention_size,
+                                          slot_attention,        step_size,        step};
 
 }  // namespace GSA_ISA
 }  // namespace gsa

@@ -1,6 +1,5 @@
 // The operator's C interface: working memory and the number of threads, then the kernels of the instruction set in use.
 #include <algorithm>
-#include <vector>
 
 #include "isa.h"
 #include "memory.h"
@@ -27,7 +26,8 @@ template <class Call>
 int run(const Call& call, bool backward, double operations, size_t (*size)(const Call&, bool, const Plan&),
         void (*compute)(const Call&, bool, const Plan&, char*, size_t)) {
     const GsaShape& shape = call.shape;
-    std::vector<int64_t> order(shape.sequences), first_mark(shape.sequences);
+    Numbers order(shape.sequences), first_mark(shape.sequences);
+    if (order.missing() || first_mark.missing()) return 1;
     int64_t marks = 0;
     for (int64_t n = 0; n < shape.sequences; n++) {
         const int64_t span = static_cast<int64_t>(kChunk) * shape.mark_chunks;
@@ -35,7 +35,7 @@ int run(const Call& call, bool backward, double operations, size_t (*size)(const
         first_mark[n] = marks;
         marks += (shape.stops[n] - shape.starts[n] + span - 1) / span;
     }
-    std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) {
+    std::stable_sort(order.data(), order.data() + shape.sequences, [&](int64_t a, int64_t b) {
         return shape.stops[a] - shape.starts[a] > shape.stops[b] - shape.starts[b];
     });
     const Plan plan{order.data(), first_mark.data(), useful_threads(shape.threads, operations)};
@@ -74,10 +74,4 @@ extern "C" int gsa_slot_attention_step(const GsaStep* call) {
     if (space == nullptr) return 1;
     kernels.step(*call, threads, space);
     return 0;
-}
-
-extern "C" void gsa_operator_sizes(int64_t sizes[3]) {
-    sizes[0] = sizeof(GsaLinearAttention);
-    sizes[1] = sizeof(GsaSlotAttention);
-    sizes[2] = sizeof(GsaStep);
 }

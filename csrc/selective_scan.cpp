@@ -16,8 +16,8 @@ int padded_channels(const GsaSelectiveScan& call) {
 // Sums over the channels of a block, and over the tokens of a run; added up when all units are done.
 template <class T>
 struct ScanSums {
-    T *dB, *dC;  // [blocks, tokens, S]
-    T* dA;       // [runs, blocks, S, channels]
+    T *dB, *dC;  // [blocks, tokens of all sequences, S]
+    T* dA;       // [runs, blocks, S, kScanChannels]
 
     ScanSums(Arena& arena, const GsaSelectiveScan& call, bool backward, const ScanPlan& plan) {
         if (!backward) return;
@@ -35,12 +35,12 @@ struct ScanUnit {
     const ScanSums<T>& sums;
     ScanBlock<T> block;
     int index, first, channels;  // of the block: its number, its first channel and how many
-    Ahead ahead;
+    Prefetcher prefetcher;
     Team team;
 
     ScanUnit(Arena& arena, const GsaSelectiveScan& call, bool backward, const ScanPlan& plan, const ScanSums<T>& sums)
         : call(call), plan(plan), sums(sums), block(arena, call.B.width, backward), index(0), first(0), channels(0) {
-        team.ahead = &ahead;
+        team.prefetcher = &prefetcher;
     }
 
     void choose(int number) {
@@ -50,11 +50,12 @@ struct ScanUnit {
         channels = left < kScanChannels ? left : kScanChannels;
         block.lanes = padded < kScanChannels ? padded : kScanChannels;
         if (call.A.type == (sizeof(T) == 8 ? GSA_FLOAT64 : GSA_FLOAT32)) {
-            block.turn_in(static_cast<const T*>(call.A.data) + first * call.A.head, call.A.head, channels, block.A);
+            block.transpose_in(static_cast<const T*>(call.A.data) + first * call.A.head, call.A.head, channels,
+                               block.A);
         } else {
             for (int i = 0; i < channels; i++)
                 read(call.A, (first + i) * call.A.head, T(1), block.rows + i * block.S, block.S);
-            block.turn_in(block.rows, block.S, channels, block.A);
+            block.transpose_in(block.rows, block.S, channels, block.A);
         }
     }
 
@@ -62,14 +63,14 @@ struct ScanUnit {
         return static_cast<int>((call.shape.stops[n] - call.shape.starts[n] + kScanChunk - 1) / kScanChunk);
     }
 
-    Place place(int64_t n, int chunk) const {
-        const int64_t start = call.shape.starts[n] + static_cast<int64_t>(chunk) * kScanChunk;
+    HeadChunk chunk_at(int64_t n, int index) const {
+        const int64_t start = call.shape.starts[n] + static_cast<int64_t>(index) * kScanChunk;
         const int64_t left = call.shape.stops[n] - start;
         const int count = left < kScanChunk ? static_cast<int>(left) : kScanChunk;
         return {call.shape.rows[n], start, count, count, 0};
     }
 
-    // The block's channels of a tensor [B, T, E].
+    // The block's channels of a tensor [B, T, 1, E].
     GsaTensor mine(const GsaTensor& x) const {
         const int size = x.type == GSA_FLOAT64 ? 8 : x.type == GSA_FLOAT32 ? 4 : 2;
         GsaTensor part = x;
@@ -78,37 +79,38 @@ struct ScanUnit {
         return part;
     }
 
-    void read_chunk(const Place& at, bool backward) {
-        read_rows(team, mine(call.u), at, 1, T(1), block.u, kScanChannels, block.lanes);
-        read_rows(team, mine(call.dt), at, 1, T(1), block.dt, kScanChannels, block.lanes);
-        read_rows(team, call.B, at, 1, T(1), block.B, block.S, block.S);
-        read_rows(team, call.C, at, 1, T(1), block.C, block.S, block.S);
-        if (backward) read_rows(team, mine(call.d_y), at, 1, T(1), block.y, kScanChannels, block.lanes);
+    void read_chunk(const HeadChunk& chunk, bool backward) {
+        read_rows(team, mine(call.u), chunk, 1, T(1), block.u, kScanChannels, block.lanes);
+        read_rows(team, mine(call.dt), chunk, 1, T(1), block.dt, kScanChannels, block.lanes);
+        read_rows(team, call.B, chunk, 1, T(1), block.B, block.S, block.S);
+        read_rows(team, call.C, chunk, 1, T(1), block.C, block.S, block.S);
+        if (backward) read_rows(team, mine(call.d_y), chunk, 1, T(1), block.y, kScanChannels, block.lanes);
     }
 
     // Says which rows come next.
-    void fetch(const Place& at, bool backward) {
-        ahead.clear();
-        fetch_rows(team, mine(call.u), at, 1);
-        fetch_rows(team, mine(call.dt), at, 1);
-        if (backward) fetch_rows(team, mine(call.d_y), at, 1);
+    void prefetch(const HeadChunk& chunk, bool backward) {
+        prefetcher.clear();
+        prefetch_rows(team, mine(call.u), chunk, 1);
+        prefetch_rows(team, mine(call.dt), chunk, 1);
+        if (backward) prefetch_rows(team, mine(call.d_y), chunk, 1);
     }
 
-    // The block's part of state n of those [N, E, S] that begin at `states`.
+    // The block's part [channels, S] of state n of `states` [N, E, S].
     template <class P>
     P* state(P* states, int64_t n) const {
         return states == nullptr ? nullptr : states + (n * call.u.width + first) * block.S;
     }
 
+    // to [S, channels] = the block's part of state n of `from` [N, E, S], or zero if that is null.
     void read_state(const void* from, int64_t n, T* to) {
-        block.turn_in(state(static_cast<const T*>(from), n), block.S, channels, to);
+        block.transpose_in(state(static_cast<const T*>(from), n), block.S, channels, to);
     }
 
     void write_state(const T* from, void* to, int64_t n) {
-        block.turn_out(from, channels, state(static_cast<T*>(to), n), block.S);
+        block.transpose_out(from, channels, state(static_cast<T*>(to), n), block.S);
     }
 
-    // Row s of this block's state in a mark [S, channels, padded].
+    // Row s of this block's columns in mark `number` of call.kept [marks, S, padded_channels].
     T* mark(int64_t number, int s) const {
         return static_cast<T*>(call.kept) + (number * block.S + s) * padded_channels(call) + first;
     }
@@ -116,15 +118,15 @@ struct ScanUnit {
     void forward(int64_t n) {
         read_state(call.initial, n, block.h);
         for (int c = 0; c < chunks(n); c++) {
-            const Place at = place(n, c);
+            const HeadChunk chunk = chunk_at(n, c);
             if (call.kept != nullptr)
                 for (int s = 0; s < block.S; s++)
                     __builtin_memcpy(mark(plan.first_mark[n] + c, s), block.h + s * kScanChannels,
                                      sizeof(T) * block.lanes);
-            read_chunk(at, false);
-            if (c + 1 < chunks(n)) fetch(place(n, c + 1), false);
-            block.forward(at.count, team);
-            write_rows(team, block.y, kScanChannels, T(1), at, 1, mine(call.y));
+            read_chunk(chunk, false);
+            if (c + 1 < chunks(n)) prefetch(chunk_at(n, c + 1), false);
+            block.forward(chunk.count, team);
+            write_rows(team, block.y, kScanChannels, T(1), chunk, 1, mine(call.y));
         }
         write_state(block.h, call.final, n);
     }
@@ -133,17 +135,17 @@ struct ScanUnit {
         const int64_t tokens = plan.first_token[call.shape.sequences];
         read_state(call.dfinal, n, block.dh);
         for (int c = chunks(n) - 1; c >= 0; c--) {
-            const Place at = place(n, c);
+            const HeadChunk chunk = chunk_at(n, c);
             for (int s = 0; s < block.S; s++)
                 __builtin_memcpy(block.h + s * kScanChannels, mark(plan.first_mark[n] + c, s), sizeof(T) * block.lanes);
-            read_chunk(at, true);
-            if (c > 0) fetch(place(n, c - 1), true);
-            block.backward(at.count, team);
-            write_rows(team, block.dx, kScanChannels, T(1), at, 1, mine(call.du));
-            write_rows(team, block.ddt, kScanChannels, T(1), at, 1, mine(call.d_dt));
+            read_chunk(chunk, true);
+            if (c > 0) prefetch(chunk_at(n, c - 1), true);
+            block.backward(chunk.count, team);
+            write_rows(team, block.dx, kScanChannels, T(1), chunk, 1, mine(call.du));
+            write_rows(team, block.ddt, kScanChannels, T(1), chunk, 1, mine(call.d_dt));
             const int64_t token = index * tokens + plan.first_token[n] + static_cast<int64_t>(c) * kScanChunk;
-            __builtin_memcpy(sums.dB + token * block.S, block.dB, sizeof(T) * block.S * at.count);
-            __builtin_memcpy(sums.dC + token * block.S, block.dC, sizeof(T) * block.S * at.count);
+            __builtin_memcpy(sums.dB + token * block.S, block.dB, sizeof(T) * block.S * chunk.count);
+            __builtin_memcpy(sums.dC + token * block.S, block.dC, sizeof(T) * block.S * chunk.count);
         }
         write_state(block.dh, call.dinitial, n);
     }
@@ -154,7 +156,7 @@ struct ScanUnit {
         const size_t states = static_cast<size_t>(block.S) * kScanChannels;
         if (backward_too)
             for (size_t i = 0; i < states; i++) block.dA[i] = 0;
-        ahead.clear();
+        prefetcher.clear();
         for (int64_t n = plan.first_sequence[run]; n < plan.first_sequence[run + 1]; n++) {
             if (backward_too)
                 backward(n);
@@ -186,18 +188,19 @@ struct ScanUnit {
                 const T* part = sums.dA + (static_cast<size_t>(run) * plan.blocks + b) * states;
                 for (size_t i = 0; i < states; i++) block.dA[i] += part[i];
             }
-            block.turn_out(block.dA, channels, block.rows, block.S);
+            block.transpose_out(block.dA, channels, block.rows, block.S);
             for (int i = 0; i < channels; i++)
                 write(block.rows + i * block.S, T(1), call.dA, (first + i) * call.dA.head);
         }
     }
 
-    void add_blocks(const T* parts, int64_t token, int64_t tokens, const GsaTensor& out, int64_t at) {
+    // The sum of a token's rows in `parts` [blocks, tokens, S], to the row of `out` that begins at `offset`.
+    void add_blocks(const T* parts, int64_t token, int64_t tokens, const GsaTensor& out, int64_t offset) {
         T* total = block.B;
         for (int s = 0; s < block.S; s++) total[s] = parts[token * block.S + s];
         for (int b = 1; b < plan.blocks; b++)
             for (int s = 0; s < block.S; s++) total[s] += parts[(b * tokens + token) * block.S + s];
-        write(total, T(1), out, at);
+        write(total, T(1), out, offset);
     }
 };
 
@@ -243,7 +246,8 @@ ScanMemory size_for(const GsaSelectiveScan& call, bool backward, const ScanPlan&
 }
 
 template <class T>
-void run(const GsaSelectiveScan& call, bool backward, const ScanPlan& plan, int threads, char* memory, ScanMemory size) {
+void run(const GsaSelectiveScan& call, bool backward, const ScanPlan& plan, int threads, char* memory,
+         ScanMemory size) {
     Arena shared;
     shared.base = memory;
     Scan<T> scan{call, backward, plan, ScanSums<T>(shared, call, backward, plan), memory + size.shared, size.per_thread,

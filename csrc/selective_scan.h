@@ -13,11 +13,11 @@ constexpr int kScanPadding = 16;   // channels are padded to a multiple of it, w
 
 // What follows from the shape alone: never from the number of threads, so that no sum depends on it.
 struct ScanPlan {
-    const int64_t* first_mark;   // of each sequence, among the states kept
-    const int64_t* first_token;  // of each sequence, among those of all sequences; and the number of all
+    const int64_t* first_mark;      // of each sequence, among the states kept
+    const int64_t* first_token;     // of each sequence, among those of all sequences; and the number of all
     const int64_t* first_sequence;  // of each run, and the number of all
-    int runs;    // of sequences that a thread walks through one after another
-    int blocks;  // of channels
+    int runs;                       // of sequences that a thread walks through one after another
+    int blocks;                     // of channels
 };
 
 // Working memory: `shared` by all threads, then one piece `per_thread`.

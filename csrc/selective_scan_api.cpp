@@ -1,6 +1,4 @@
 // The C interface of the selective scan: the plan, working memory and the number of threads, then the kernels.
-#include <vector>
-
 #include "isa.h"
 #include "memory.h"
 #include "selective_scan.h"
@@ -26,15 +24,16 @@ extern "C" int gsa_selective_scan(const GsaSelectiveScan* call, int backward) {
     using namespace gsa;
     const GsaShape& shape = call->shape;
     const int64_t N = shape.sequences;
-    std::vector<int64_t> first_mark(N + 1), first_token(N + 1);
+    const int64_t runs = N < 1 ? 1 : N < kRuns ? N : kRuns;
+    Numbers first_mark(N + 1), first_token(N + 1), first_sequence(runs + 1);
+    if (first_mark.missing() || first_token.missing() || first_sequence.missing()) return 1;
     for (int64_t n = 0; n < N; n++) {
         const int64_t length = shape.stops[n] - shape.starts[n];
         first_mark[n + 1] = first_mark[n] + (length + kScanChunk - 1) / kScanChunk;
         first_token[n + 1] = first_token[n] + length;
     }
-    const int64_t tokens = first_token[N], runs = N < 1 ? 1 : N < kRuns ? N : kRuns;
-    std::vector<int64_t> first_sequence(runs + 1, N);
-    first_sequence[0] = 0;
+    const int64_t tokens = first_token[N];
+    first_sequence[runs] = N;
     for (int64_t run = 1, n = 0; run < runs; run++) {  // about as many tokens in each
         while (n < N && first_token[n] * runs < tokens * run) n++;
         first_sequence[run] = n;
@@ -51,5 +50,3 @@ extern "C" int gsa_selective_scan(const GsaSelectiveScan* call, int backward) {
     scan_memory.trim();
     return 0;
 }
-
-extern "C" int64_t gsa_selective_scan_size(void) { return sizeof(GsaSelectiveScan); }

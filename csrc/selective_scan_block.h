@@ -1,5 +1,5 @@
-// Mamba's selective scan on a chunk of tokens of a block of channels, which are the lanes of the vectors. A few states of
-// a vector of channels at a time go through all tokens of the chunk, in registers.
+// Mamba's selective scan on a chunk of tokens of a block of channels, which are the lanes of the vectors. A few states
+// of a vector of channels at a time go through all tokens of the chunk, in registers.
 #pragma once
 
 #include "chunks.h"
@@ -9,32 +9,31 @@ namespace gsa {
 namespace GSA_ISA {
 namespace {
 
-// A block's matrices have rows of kScanChannels numbers: one per token, or one per state.
+// Letters: S states of a channel, E channels of the block (at most kScanChannels), W channels in a vector; there are at
+// most kScanChunk tokens. Rows of [.., E] matrices are kScanChannels apart, those of [.., S] matrices S.
 template <class T>
 struct ScanBlock {
     static constexpr int W = Simd<T>::W;
-    static constexpr int kForwardStates = 8, kBackwardStates = 4;  // at a time: as many as registers hold
+    static constexpr int kBackwardStates = 4;  // at a time, at most: as many as registers hold
 
     int S;
-    int padded_states;  // whole vectors, for turning
-    int lanes = 0;      // channels of this block, padded
+    int padded_states;  // S in whole vectors, for transposing
+    int lanes = 0;      // E of this block, padded to whole vectors
 
-    // [tokens, channels]
-    T *u, *dt, *x;  // x = dt * u
-    T* y;           // backward: its gradient
-    // [tokens, S]
-    T *B, *C;
-    // [S, channels]
-    T *A, *h;
-    T* tile;  // for turning a few channels
-    T* rows;  // [channels, S]: A or its gradient, of another type than T
+    T *u, *dt;  // [tokens, E]
+    T* x;       // [tokens, E]: dt * u
+    T* y;       // [tokens, E]; backward: its gradient
+    T *B, *C;   // [tokens, S]
+    T *A, *h;   // [S, E]: rates and states; rows up to padded_states
+    T* tile;    // [W, padded_states], for transposing a vector of channels
+    T* rows;    // [E, S]: A as the caller has it, or its gradient, as numbers of T
 
     // backward
-    T *dx, *ddt;     // [tokens, channels]
-    T *dB, *dC;      // [tokens, S]: sums over the block's channels
-    T *dA, *dh;      // [S, channels]
-    T *decay, *kept; // [tokens, a few states, a vector of channels]: exp(dt A), and that times the state before
-    T *dB_lanes, *dC_lanes;  // the same shape: sums over vectors of channels
+    T *dx, *ddt;             // [tokens, E]
+    T *dB, *dC;              // [tokens, S]: sums over the block's channels
+    T *dA, *dh;              // [S, E]
+    T *decay, *kept;         // [tokens, a few states, W]: exp(dt A), and that times the state before
+    T *dB_lanes, *dC_lanes;  // [tokens, a few states, W]: sums over vectors of channels
 
     ScanBlock(Arena& arena, int S, bool backward) : S(S), padded_states(whole_vectors<T>(S)) {
         const size_t tokens = static_cast<size_t>(kScanChunk) * kScanChannels;
@@ -59,7 +58,8 @@ struct ScanBlock {
         for (T** p : few) *p = arena.take<T>(static_cast<size_t>(kScanChunk) * kBackwardStates * W);
     }
 
-    // N states from s on of the vector of channels at `lane`, through `count` tokens: y (+)= C h.
+    // N states from s on of the vector of channels at `lane`, through `count` tokens: y [tokens, W] (+)= C h, h [N, W]
+    // moved on.
     template <int N>
     void forward_states(int count, int lane, int s) {
         Vec<T> state[N], rate[N];
@@ -69,16 +69,16 @@ struct ScanBlock {
             rate[i] = load(A + (s + i) * kScanChannels + lane);
         }
         for (int t = 0; t < count; t++) {
-            const int at = t * kScanChannels + lane;
-            const Vec<T> step = load(dt + at), input = load(x + at);
+            const int offset = t * kScanChannels + lane;
+            const Vec<T> step = load(dt + offset), input = load(x + offset);
             const T *b = B + t * S + s, *c = C + t * S + s;
-            Vec<T> out = s == 0 ? Vec<T>{} : load(y + at);
+            Vec<T> out = s == 0 ? Vec<T>{} : load(y + offset);
 #pragma GCC unroll 8
             for (int i = 0; i < N; i++) {
                 state[i] = exp<T>(step * rate[i]) * state[i] + input * b[i];
                 out += state[i] * c[i];
             }
-            store(y + at, out);
+            store(y + offset, out);
         }
 #pragma GCC unroll 8
         for (int i = 0; i < N; i++) store(h + (s + i) * kScanChannels + lane, state[i]);
@@ -95,8 +95,8 @@ struct ScanBlock {
             rate[i] = load(A + (s + i) * kScanChannels + lane);
         }
         for (int t = 0; t < count; t++) {
-            const int at = t * kScanChannels + lane;
-            const Vec<T> step = load(dt + at), input = load(x + at);
+            const int offset = t * kScanChannels + lane;
+            const Vec<T> step = load(dt + offset), input = load(x + offset);
             const T* b = B + t * S + s;
 #pragma GCC unroll 4
             for (int i = 0; i < N; i++) {
@@ -112,10 +112,10 @@ struct ScanBlock {
             drate[i] = Vec<T>{};
         }
         for (int t = count - 1; t >= 0; t--) {
-            const int at = t * kScanChannels + lane;
-            const Vec<T> step = load(dt + at), input = load(x + at), dout = load(y + at);
+            const int offset = t * kScanChannels + lane;
+            const Vec<T> step = load(dt + offset), input = load(x + offset), dout = load(y + offset);
             const T *b = B + t * S + s, *c = C + t * S + s;
-            Vec<T> dinput = s == 0 ? Vec<T>{} : load(dx + at), dstep = s == 0 ? Vec<T>{} : load(ddt + at);
+            Vec<T> dinput = s == 0 ? Vec<T>{} : load(dx + offset), dstep = s == 0 ? Vec<T>{} : load(ddt + offset);
 #pragma GCC unroll 4
             for (int i = 0; i < N; i++) {
                 const int few = (t * N + i) * W;
@@ -129,8 +129,8 @@ struct ScanBlock {
                 dstep += dlog * rate[i];
                 state[i] *= load(decay + few);
             }
-            store(dx + at, dinput);
-            store(ddt + at, dstep);
+            store(dx + offset, dinput);
+            store(ddt + offset, dstep);
         }
 #pragma GCC unroll 4
         for (int i = 0; i < N; i++) {
@@ -140,20 +140,22 @@ struct ScanBlock {
         }
     }
 
+    // N states from s on, of all channels.
     template <int N>
     void forward_all_lanes(int count, int s, const Team& team) {
         for (int lane = 0; lane < lanes; lane += W) {
             forward_states<N>(count, lane, s);
-            team.ahead->fetch(count);
+            team.prefetcher->fetch(count);
         }
     }
 
+    // The same backward, and the columns s to s + N of dB and dC.
     template <int N>
     void backward_all_lanes(int count, int s, const Team& team) {
         for (int i = 0; i < count * N * W; i++) dB_lanes[i] = dC_lanes[i] = 0;
         for (int lane = 0; lane < lanes; lane += W) {
             backward_states<N>(count, lane, s);
-            team.ahead->fetch(count);
+            team.prefetcher->fetch(count);
         }
         for (int t = 0; t < count; t++)
             for (int i = 0; i < N; i++) {
@@ -162,7 +164,7 @@ struct ScanBlock {
             }
     }
 
-    // `count` tokens: y from u, dt, B, C, with h moved on.
+    // `count` tokens: y [tokens, E] from u, dt, B, C, with h [S, E] moved on to after them.
     void forward(int count, const Team& team) {
         multiply(count);
         int s = 0;
@@ -172,32 +174,36 @@ struct ScanBlock {
         if (s < S) forward_all_lanes<1>(count, s, team);
     }
 
-    // Gradients from that of y: dx becomes that of u, ddt that of dt; dA is added to, dh moved back.
+    // Gradients from that of y: dx [tokens, E] becomes that of u, ddt [tokens, E] that of dt, dB and dC [tokens, S] are
+    // this block's part; dA [S, E] is added to, dh [S, E] moved back to before the tokens. h [S, E] is the state before
+    // them.
     void backward(int count, const Team& team) {
         multiply(count);
         int s = 0;
         for (; s + 4 <= S; s += 4) backward_all_lanes<4>(count, s, team);
         if (s + 2 <= S) backward_all_lanes<2>(count, s, team), s += 2;
         if (s < S) backward_all_lanes<1>(count, s, team);
-        each_vector(count, [&](int at) {
-            const Vec<T> dinput = load(dx + at);
-            store(ddt + at, load(ddt + at) + dinput * load(u + at));
-            store(dx + at, dinput * load(dt + at));
+        each_vector(count, [&](int offset) {
+            const Vec<T> dinput = load(dx + offset);
+            store(ddt + offset, load(ddt + offset) + dinput * load(u + offset));
+            store(dx + offset, dinput * load(dt + offset));
         });
     }
 
+    // x [tokens, E] = dt * u
     void multiply(int count) {
-        each_vector(count, [&](int at) { store(x + at, load(dt + at) * load(u + at)); });
+        each_vector(count, [&](int offset) { store(x + offset, load(dt + offset) * load(u + offset)); });
     }
 
+    // f(offset) for every vector of a matrix [tokens, E].
     template <class F>
     void each_vector(int count, F f) {
         for (int t = 0; t < count; t++)
             for (int lane = 0; lane < lanes; lane += W) f(t * kScanChannels + lane);
     }
 
-    // out [S, channels] of rows [channels, S], `row` apart; zero beyond them. Null: all zero.
-    void turn_in(const T* rows, ptrdiff_t row, int channels, T* out) {
+    // out [S, E] = rows [channels, S] transposed, those `row` apart; zero for the channels beyond. Null: all zero.
+    void transpose_in(const T* rows, ptrdiff_t row, int channels, T* out) {
         if (rows == nullptr) channels = 0;
         for (int lane = 0; lane < lanes; lane += W) {
             if (S == padded_states && lane + W <= channels) {
@@ -213,8 +219,8 @@ struct ScanBlock {
         }
     }
 
-    // The reverse. What lies beyond S in `in` may be anything.
-    void turn_out(const T* in, int channels, T* rows, ptrdiff_t row) {
+    // rows [channels, S] = in [S, E] transposed. What lies beyond S in `in` may be anything.
+    void transpose_out(const T* in, int channels, T* rows, ptrdiff_t row) {
         for (int lane = 0; lane < channels; lane += W) {
             if (S == padded_states && lane + W <= channels) {
                 transpose(in + lane, kScanChannels, W, rows + lane * row, row, 0, S / W);

@@ -70,7 +70,7 @@ GSA_INLINE typename Simd<T>::Int lane_numbers() {
 #define GSA_SHUFFLE4(a, b, pick) __builtin_shufflevector(a, b, pick(0), pick(1), pick(2), pick(3))
 #define GSA_SHUFFLE8(a, b, pick) \
     __builtin_shufflevector(a, b, pick(0), pick(1), pick(2), pick(3), pick(4), pick(5), pick(6), pick(7))
-#define GSA_SHUFFLE16(a, b, pick)                                                                               \
+#define GSA_SHUFFLE16(a, b, pick)                                                                                  \
     __builtin_shufflevector(a, b, pick(0), pick(1), pick(2), pick(3), pick(4), pick(5), pick(6), pick(7), pick(8), \
                             pick(9), pick(10), pick(11), pick(12), pick(13), pick(14), pick(15))
 

@@ -8,7 +8,8 @@ namespace gsa {
 namespace GSA_ISA {
 namespace {
 
-// f(i, n) for the numbers from i on: whole vectors, then the rest one by one.
+// f(i, kind) for every i below `count` at which something begins: whole vectors, with kind a vector, then the rest one
+// by one, with kind a number. `get` and `put` with that kind read and write as much.
 template <class T, class F>
 GSA_INLINE void each(int count, F f) {
     constexpr int W = Simd<T>::W;
@@ -46,10 +47,12 @@ GSA_INLINE void add_scaled(T* y, T x, const T* row, int n) {
 template <class T>
 struct Step {
     const GsaStep& call;
-    char* memory;
+    char* memory;  // space() bytes for each thread
     int64_t next;  // head that nobody works on yet
 
-    // Head h of row b.
+    // Head h of row b, in `space` of space() bytes: its outputs [R, V], and its states [K, M] and [M, V] after the
+    // token. There, widths are padded to whole vectors: a, s [M]; k [K]; v [V]; q [R, K]; scores, p [R, M]. Outputs o
+    // [R, V] and states are not padded.
     void head(int64_t b, int h, T* space) const {
         const int K = call.q.width, V = call.v.width, M = call.g.width, R = call.queries;
         constexpr int W = Simd<T>::W;
@@ -57,22 +60,22 @@ struct Step {
         T *a = space, *s = a + padded, *k = s + padded, *v = k + whole_vectors<T>(K);
         T *q = v + whole_vectors<T>(V), *scores = q + R * whole_vectors<T>(K), *p = scores + R * padded,
           *o = p + R * padded;
-        auto at = [&](const GsaTensor& x, int64_t head) { return b * x.batch + head * x.head; };
-        read(call.g, at(call.g, h), T(1), a, padded);
+        auto offset = [&](const GsaTensor& x, int64_t head) { return b * x.batch + head * x.head; };
+        read(call.g, offset(call.g, h), T(1), a, padded);
         for (int f = 0; f < padded; f += W) {
             Vec<T> e, less_one;
             exp_and_less_one<T>(load(a + f), e, less_one);
             store(a + f, e);
             store(s + f, -less_one);
         }
-        if (call.s.data != nullptr) read(call.s, at(call.s, h), T(1), s, padded);
-        read(call.k, at(call.k, h), T(1), k, whole_vectors<T>(K));
-        read(call.v, at(call.v, h), T(1), v, whole_vectors<T>(V));
+        if (call.s.data != nullptr) read(call.s, offset(call.s, h), T(1), s, padded);
+        read(call.k, offset(call.k, h), T(1), k, whole_vectors<T>(K));
+        read(call.v, offset(call.v, h), T(1), v, whole_vectors<T>(V));
         for (int r = 0; r < R; r++)
-            read(call.q, at(call.q, h * R + r), static_cast<T>(call.scale), q + r * whole_vectors<T>(K), K);
+            read(call.q, offset(call.q, h * R + r), static_cast<T>(call.scale), q + r * whole_vectors<T>(K), K);
 
-        const int64_t unit = (call.places == nullptr ? b : call.places[b]) * call.heads + h;
-        const T* keys = static_cast<const T*>(call.before_k) + unit * K * M;
+        const int64_t unit = (call.state_of == nullptr ? b : call.state_of[b]) * call.heads + h;
+        const T* keys = static_cast<const T*>(call.before_k) + unit * K * M;  // [K, M]
         T* new_keys = static_cast<T*>(call.after_k) + unit * K * M;
         for (int i = 0; i < R * padded; i++) scores[i] = 0;
         for (int i = 0; i < K; i++) {
@@ -86,7 +89,7 @@ struct Step {
         }
         for (int r = 0; r < R; r++) read_out(call.readout, scores + r * padded, M, padded, p + r * padded);
 
-        const T* values = static_cast<const T*>(call.before_v) + unit * M * V;
+        const T* values = static_cast<const T*>(call.before_v) + unit * M * V;  // [M, V]
         T* new_values = static_cast<T*>(call.after_v) + unit * M * V;
         for (int i = 0; i < R * V; i++) o[i] = 0;
         for (int m = 0; m < M; m++) {
@@ -98,7 +101,7 @@ struct Step {
             });
             for (int r = 0; r < R; r++) add_scaled(o + r * V, p[r * padded + m], out, V);
         }
-        for (int r = 0; r < R; r++) write(o + r * V, T(1), call.o, at(call.o, h * R + r));
+        for (int r = 0; r < R; r++) write(o + r * V, T(1), call.o, offset(call.o, h * R + r));
     }
 
     // Bytes that a thread needs.

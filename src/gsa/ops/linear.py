@@ -10,13 +10,14 @@ from torch import Tensor
 
 from gsa.errors import GSAError
 from gsa.ops.calls import MatvecCall
+from gsa.ops.native.structs import MAX_COLUMNS
 from gsa.ops.packed import DENSE, PackedWeight, pack
 from gsa.ops.portable_matvec import quantise_activations
 from gsa.ops.registry import find
 
 __all__ = ["PackedWeight", "matvec", "pack", "quantise_activations"]
 
-MOST = 16
+MOST = MAX_COLUMNS
 """Columns of activations at most; with more, a matrix product pays."""
 
 

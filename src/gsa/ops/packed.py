@@ -19,8 +19,9 @@ from gsa.errors import GSAError
 from gsa.ops.native import library
 from gsa.ops.native import linear as native
 from gsa.ops.native.linear import Matrix
+from gsa.ops.native.structs import BLOCK_COLUMNS, BLOCK_ROWS
 
-ROWS, COLUMNS = 16, 32  # of a block
+ROWS, COLUMNS = BLOCK_ROWS, BLOCK_COLUMNS
 BITS = {"int8": 8, "int4": 4}
 DENSE = {"fp32": torch.float32, "bf16": torch.bfloat16}
 FORMATS = (*DENSE, *BITS)

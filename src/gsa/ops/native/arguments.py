@@ -12,21 +12,15 @@ from torch import Tensor
 
 from gsa.errors import GSAError
 from gsa.ops.calls import LinearCall, SlotCall
-from gsa.ops.native.structs import CallShape, CallTensor
-from gsa.ops.readout import READOUTS
+from gsa.ops.native.library import check_memory
+from gsa.ops.native.structs import CHUNK, DTYPE_CODES, GsaShape, GsaTensor
 from gsa.ops.sequences import most_marks, sequence_bounds
 
-CHUNK = 64
-"""Tokens in a chunk; csrc/operator.h has the same."""
 MARK_CHUNKS = 4
 """The forward pass keeps a state at every so many chunks; the backward pass computes those between them again."""
 
 MOST_FEATURES, MOST_QUERIES = 1 << 24, 1 << 16
 """So that no index in C++ overflows."""
-
-_DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
-READOUT_CODES = {name: code for code, name in enumerate(("softmax", "identity", "swish", "relu", "relu2"))}
-assert READOUT_CODES.keys() == READOUTS.keys()
 
 
 class Arguments:
@@ -52,7 +46,7 @@ class Arguments:
             setattr(
                 self.struct,
                 name,
-                CallTensor(x.data_ptr(), strides[0], time, strides[-2], _DTYPES[x.dtype], x.shape[-1]),
+                GsaTensor(x.data_ptr(), strides[0], time, strides[-2], DTYPE_CODES[x.dtype], x.shape[-1]),
             )
 
     def states(self, dtype: torch.dtype, **states: Tensor | None) -> None:
@@ -74,7 +68,7 @@ class Arguments:
             found = sequence_bounds(q.shape[0], q.shape[1], cu_seqlens)
             bounds = tuple((c_int64 * len(found))(*column) for column in zip(*found, strict=True)) or _rows(0, 0)
         self.alive.append(bounds)
-        self.struct.shape = CallShape(
+        self.struct.shape = GsaShape(
             len(bounds[0]),
             *bounds,
             heads,
@@ -86,8 +80,7 @@ class Arguments:
         )
 
     def run(self, function: Any, *arguments: int) -> None:
-        if function(byref(self.struct), *arguments):
-            raise MemoryError("the native engine could not get its working memory")
+        check_memory(function(byref(self.struct), *arguments))
 
 
 def queries_per_head(query_heads: int, heads: int) -> int:

@@ -4,65 +4,35 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import POINTER, Structure, c_double, c_float, c_int, c_int32, c_int64, c_void_p
+from ctypes import POINTER, c_int, c_int64, c_void_p
 from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gsa.errors import GSAError
-from gsa.ops.native.arguments import READOUT_CODES
-from gsa.ops.native.library import library
-from gsa.ops.native.linear import ACTIVATIONS, Matrix
-from gsa.ops.native.structs import tensor_fields
+from gsa.ops.native.library import check_memory, library
+from gsa.ops.native.structs import ACTIVATION_CODES, FUNCTION_CODES, NORM_CODES, READOUT_CODES, GsaBlock, GsaDecoder
 from gsa.ops.packed import PackedWeight
 
-FUNCTIONS = {"none": 0, "swish": 1, "relu": 2, "relu2": 3, "sigmoid": 4}
-"""Activations that are compiled."""
-NORMS = {"none": 0, "full": 1, "heads": 2}
+FUNCTIONS = tuple(FUNCTION_CODES)
+"""Activation functions that are compiled."""
+Block = GsaBlock
+"""One block of a model, as C++ reads it. What it points to must outlive it."""
 _CODES = {
     "readout": READOUT_CODES,
-    "feature_map": FUNCTIONS,
-    "value_activation": FUNCTIONS,
-    "output_activation": FUNCTIONS,
-    "output_norm_kind": NORMS,
+    "feature_map": FUNCTION_CODES,
+    "value_activation": FUNCTION_CODES,
+    "output_activation": FUNCTION_CODES,
+    "output_norm_kind": NORM_CODES,
 }
-
-
-class Block(Structure):
-    """GsaBlock of csrc/native.h. What it points to must outlive it."""
-
-    _fields_ = [
-        *tensor_fields(Matrix, "q k v f g o gate up down"),
-        *tensor_fields(c_void_p, "mixer_norm output_norm mlp_norm keys values"),
-        *tensor_fields(c_double, "scale temperature"),
-        *tensor_fields(c_float, "mixer_epsilon output_epsilon mlp_epsilon"),
-        *tensor_fields(c_int32, "heads queries key_width value_width slots"),
-        *tensor_fields(c_int32, " ".join(_CODES)),
-    ]
-
-
-class _Decoder(Structure):
-    _fields_ = [
-        *tensor_fields(c_int64, "width number"),
-        ("blocks", POINTER(Block)),
-        *tensor_fields(Matrix, "embeddings head"),
-        ("norm", c_void_p),
-        ("epsilon", c_float),
-        ("activations", c_int32),
-    ]
 
 
 @lru_cache(None)
 def _compiled() -> ctypes.CDLL:
     lib = library()
-    lib.gsa_decode.argtypes = [POINTER(_Decoder), c_void_p, c_void_p, c_int, c_int, c_void_p, c_int]
+    lib.gsa_decode.argtypes = [POINTER(GsaDecoder), c_void_p, c_void_p, c_int, c_int, c_void_p, c_int]
     lib.gsa_products.argtypes = [c_void_p, c_int64, c_void_p, c_int, c_void_p, c_int]
-    sizes = (c_int64 * 2)()
-    lib.gsa_decoder_sizes(sizes)
-    expected = [ctypes.sizeof(x) for x in (Block, _Decoder)]
-    assert list(sizes) == expected, f"csrc/native.h has structures of {list(sizes)} bytes, these are of {expected}"
     return lib
 
 
@@ -103,7 +73,7 @@ class Decoder:
         self.vocabulary = head.N
         self._alive = (alive, embeddings, head, norm)
         self._blocks = (Block * len(blocks))(*blocks)
-        self._struct = _Decoder(
+        self._struct = GsaDecoder(
             embeddings.K,
             len(blocks),
             self._blocks,
@@ -111,12 +81,12 @@ class Decoder:
             head.matrix(),
             norm.data_ptr(),
             epsilon,
-            ACTIVATIONS[activations],
+            ACTIVATION_CODES[activations],
         )
         self._run, self._address = _compiled().gsa_decode, ctypes.byref(self._struct)
 
-    def step(self, ids: Sequence[int], places: Sequence[int], first: int = 0) -> Tensor:
-        """Reads token ids[i] for the sequence at places[i]; those of one sequence stand together, in their order.
+    def step(self, ids: Sequence[int], state_of: Sequence[int], first: int = 0) -> Tensor:
+        """Reads token ids[i] into state number state_of[i]; those of one sequence stand together, in their order.
 
         Logits [n, vocabulary] after the tokens from `first` on.
         """
@@ -124,8 +94,8 @@ class Decoder:
         numbers = c_int64 * count
         logits = _empty(count - first, self.vocabulary)
         address, threads = logits.data_ptr(), torch.get_num_threads()
-        if self._run(self._address, numbers(*ids), numbers(*places), count, first, address, threads):
-            raise GSAError("decode: no memory for the activations")
+        code = self._run(self._address, numbers(*ids), numbers(*state_of), count, first, address, threads)
+        check_memory(code, "decode")
         return logits
 
 
@@ -137,9 +107,8 @@ class Products:
         self._matrices = (c_void_p * len(weights))(*(weight.matrix().address for weight in weights))
         self._x = _empty(max(weight.K for weight in weights)).normal_()
         self._y = _empty(max(weight.N for weight in weights))
-        self._activations = ACTIVATIONS[activations]
+        self._activations = ACTIVATION_CODES[activations]
 
     def __call__(self) -> None:
         arguments = self._matrices, len(self._weights), self._x.data_ptr(), self._activations, self._y.data_ptr()
-        if _compiled().gsa_products(*arguments, torch.get_num_threads()):
-            raise GSAError("products: no memory for the activations")
+        check_memory(_compiled().gsa_products(*arguments, torch.get_num_threads()), "products")

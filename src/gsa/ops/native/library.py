@@ -10,16 +10,19 @@ import ctypes
 import os
 import warnings
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from gsa.errors import BackendUnavailable, GSAError
 from gsa.ops import native
+from gsa.ops.native import structs
 
-ABI = 4
+ABI = 5
 """Of csrc/native.h: a library with another number is a leftover of another version."""
 
 _FUNCTIONS = (
+    "gsa_layout",
     "gsa_isas",
     "gsa_isa",
     "gsa_use_isa",
@@ -27,13 +30,10 @@ _FUNCTIONS = (
     "gsa_linear_attention",
     "gsa_slot_attention",
     "gsa_slot_attention_step",
-    "gsa_operator_sizes",
     "gsa_selective_scan",
-    "gsa_selective_scan_size",
     "gsa_matvec",
     "gsa_products",
     "gsa_decode",
-    "gsa_decoder_sizes",
     "gsa_unpack",
     "gsa_read",
 )
@@ -55,6 +55,20 @@ def library() -> ctypes.CDLL:
     if _LIBRARY is None:
         raise BackendUnavailable(f"the native engine cannot run here: {_MISSING}")
     return _LIBRARY
+
+
+def check_memory(code: int, operation: str = "") -> None:
+    """Raises what every function of the library means by a code that is not 0: there was no memory for its work."""
+    if code:
+        said = "the native engine could not get its working memory"
+        raise MemoryError(f"{operation}: {said}" if operation else said)
+
+
+def declare(name: str, *arguments: Any) -> Any:
+    """A function of the library, with the types of its arguments."""
+    function = getattr(library(), name)
+    function.argtypes = arguments
+    return function
 
 
 def isa() -> str:
@@ -89,6 +103,10 @@ def _load() -> ctypes.CDLL | str:
             getattr(lib, name)
     except (OSError, AttributeError) as error:
         return f"its library does not load: {error}"
+    lib.gsa_layout.restype = ctypes.POINTER(structs.GsaNumber)
+    difference = structs.difference(structs.listed(lib.gsa_layout()))
+    if difference is not None:
+        return f"its library was built from other sources: {difference}; run `pip install` again"
     for name in ("gsa_isa", "gsa_isas"):
         getattr(lib, name).restype = ctypes.c_char_p
     lib.gsa_use_isa.argtypes = [ctypes.c_char_p]

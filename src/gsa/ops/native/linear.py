@@ -10,29 +10,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from gsa.errors import GSAError
 from gsa.ops.calls import MatvecCall
-from gsa.ops.native.library import library
+from gsa.ops.native.library import check_memory, library
+from gsa.ops.native.structs import ACTIVATION_CODES, INPUT_CODES, WEIGHT_CODES, GsaMatrix
 
 if TYPE_CHECKING:
     from gsa.ops.packed import PackedWeight
 
-_FORMAT = {"fp32": 0, "bf16": 1, "int8": 2, "int4": 3}
-ACTIVATIONS = {"fp32": 0, "int8": 1, "int8-portable": 2}
-"""The last computes what int8 does, as on a machine without the instruction for it; for tests."""
-PLAIN, RMS_NORM, SWIGLU = 0, 1, 2
 
-
-class Matrix(ctypes.Structure):
-    """GsaMatrix of csrc/native.h. The tensors it points to must outlive it."""
-
-    _fields_ = [
-        *((name, ctypes.c_int64) for name in ("format", "N", "K", "group")),
-        *((name, ctypes.c_void_p) for name in ("weight", "scale", "zero")),
-    ]
+class Matrix(GsaMatrix):
+    """A packed weight as C++ reads it. The tensors it points to must outlive it."""
 
     def __init__(self, weight: PackedWeight, addresses: tuple[int, ...]) -> None:
-        super().__init__(_FORMAT[weight.format], weight.N, weight.K, weight.group or 0, *addresses)
+        super().__init__(WEIGHT_CODES[weight.format], weight.N, weight.K, weight.group or 0, *addresses)
         self.addresses, self.address = addresses, ctypes.addressof(self)
 
 
@@ -50,23 +40,22 @@ def matvec(call: MatvecCall) -> Tensor:
     """y [..., N] = W x, and whatever goes with it; in `out` if the call has one."""
     weight, x, count, activations, norm, swiglu, residual, out = call
     y = x.new_empty((*x.shape[:-1], weight.N)) if out is None else out
-    kind, norm_weight, epsilon = SWIGLU if swiglu else PLAIN, None, 0.0
+    kind, norm_weight, epsilon = "swiglu" if swiglu else "plain", None, 0.0
     if norm is not None:
-        kind, norm_weight, epsilon = RMS_NORM, norm[0].data_ptr(), norm[1]
-    failed = _functions()[0](
+        kind, norm_weight, epsilon = "rms_norm", norm[0].data_ptr(), norm[1]
+    code = _functions()[0](
         weight.matrix().address,
-        kind,
+        INPUT_CODES[kind],
         x.data_ptr(),
         norm_weight,
         epsilon,
         count,
-        ACTIVATIONS[activations],
+        ACTIVATION_CODES[activations],
         None if residual is None else residual.data_ptr(),
         y.data_ptr(),
         torch.get_num_threads(),
     )
-    if failed:
-        raise GSAError("matvec: no memory for the activations")
+    check_memory(code, "matvec")
     return y
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from ctypes import POINTER, c_int
+from functools import lru_cache
+from typing import Any
+
 from gsa.ops.calls import Gradients, LinearCall, Shape, Tensors, sums_dtype
 from gsa.ops.native.arguments import Arguments, kept_states
+from gsa.ops.native.library import declare
 from gsa.ops.native.results import empty, empty_like
-from gsa.ops.native.structs import LinearAttention, compiled
+from gsa.ops.native.structs import GsaLinearAttention
 
 
 def saved_shapes(call: LinearCall) -> tuple[Shape, ...]:
@@ -20,7 +25,7 @@ def forward(call: LinearCall) -> tuple[Tensors, Tensors]:
     arguments = _arguments(call)
     arguments.tensors(o=o)
     arguments.states(dtype, initial=call.initial, final=final, kept=kept)
-    arguments.run(compiled().gsa_linear_attention, 0)
+    arguments.run(_compiled(), 0)
     return (o, final), (kept,)
 
 
@@ -33,13 +38,18 @@ def backward(call: LinearCall, saved: Tensors, gradients: Gradients) -> Gradient
     arguments = _arguments(call)
     arguments.tensors(d_o=do, dq=dq, dk=dk, dv=dv, dgk=dgk, dgv=dgv)
     arguments.states(dtype, kept=kept, dfinal=dfinal, dinitial=dinitial)
-    arguments.run(compiled().gsa_linear_attention, 1)
+    arguments.run(_compiled(), 1)
     return dq, dk, dv, dgk, dgv, dinitial
 
 
 def _arguments(call: LinearCall) -> Arguments:
     """The inputs, as C++ takes them."""
-    arguments = Arguments(LinearAttention())
+    arguments = Arguments(GsaLinearAttention())
     arguments.shape(call.q, call.k.shape[2], call.cu_seqlens, call.scale, call.save)
     arguments.tensors(q=call.q, k=call.k, v=call.v, gk=call.gk, gv=call.gv)
     return arguments
+
+
+@lru_cache(None)
+def _compiled() -> Any:
+    return declare("gsa_linear_attention", POINTER(GsaLinearAttention), c_int)

@@ -5,22 +5,24 @@ Shape letters: B batch, T time, E channels, S states of a channel, N sequences.
 
 from __future__ import annotations
 
+from ctypes import POINTER, c_int
+from functools import lru_cache
+from typing import Any
+
 from torch import Tensor
 
 from gsa.ops.calls import Gradients, ScanCall, Shape, Tensors, sums_dtype
 from gsa.ops.native.arguments import Arguments
+from gsa.ops.native.library import declare
 from gsa.ops.native.results import empty, empty_like
-from gsa.ops.native.structs import SelectiveScan, compiled
+from gsa.ops.native.structs import SCAN_CHUNK, SCAN_PADDING, GsaSelectiveScan
 from gsa.ops.sequences import most_marks
-
-CHUNK, PADDING = 64, 16
-"""Tokens between two states that are kept, and what channels are padded to; csrc/selective_scan.h has the same."""
 
 
 def saved_shapes(call: ScanCall) -> tuple[Shape, ...]:
     """Of the kept states [S, E], with E padded."""
     E, S = call.A.shape
-    return ((most_marks(call.u, call.cu_seqlens, call.save, CHUNK), S, -(-E // PADDING) * PADDING),)
+    return ((most_marks(call.u, call.cu_seqlens, call.save, SCAN_CHUNK), S, -(-E // SCAN_PADDING) * SCAN_PADDING),)
 
 
 def forward(call: ScanCall) -> tuple[Tensors, Tensors]:
@@ -29,7 +31,7 @@ def forward(call: ScanCall) -> tuple[Tensors, Tensors]:
     y, final, kept = empty(y_shape, call.u.dtype), empty(final_shape, dtype), empty(kept_shape, dtype)
     arguments = _arguments(call, y=y)
     arguments.states(dtype, initial=call.initial, final=final, kept=None if call.save == "nothing" else kept)
-    arguments.run(compiled().gsa_selective_scan, 0)
+    arguments.run(_compiled(), 0)
     return (y, final), (kept,)
 
 
@@ -40,16 +42,21 @@ def backward(call: ScanCall, saved: Tensors, gradients: Gradients) -> Gradients:
     dinitial = empty(call.result_shapes()[1], dtype)
     arguments = _arguments(call, d_y=dy, du=du, d_dt=ddt, dA=dA, dB=dB, dC=dC)
     arguments.states(dtype, kept=kept, dfinal=dfinal, dinitial=dinitial)
-    arguments.run(compiled().gsa_selective_scan, 1)
+    arguments.run(_compiled(), 1)
     return du, ddt, dA, dB, dC, dinitial
 
 
 def _arguments(call: ScanCall, **results: Tensor | None) -> Arguments:
     """The inputs and where results go: [B, T, width] as those of one head, and A [E, S] as a token of E heads."""
     tensors = {"u": call.u, "dt": call.dt, "A": call.A, "B": call.B, "C": call.C, **results}
-    arguments = Arguments(SelectiveScan())
+    arguments = Arguments(GsaSelectiveScan())
     arguments.tensors(
         **{name: x[None, None] if x.dim() == 2 else x.unsqueeze(2) for name, x in tensors.items() if x is not None}
     )
     arguments.shape(call.u.unsqueeze(2), 1, call.cu_seqlens)
     return arguments
+
+
+@lru_cache(None)
+def _compiled() -> Any:
+    return declare("gsa_selective_scan", POINTER(GsaSelectiveScan), c_int)

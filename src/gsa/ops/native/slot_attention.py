@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from ctypes import POINTER, c_int
+from functools import lru_cache
+from typing import Any
+
 from gsa.ops.calls import Gradients, Shape, SlotCall, Tensors, sums_dtype
-from gsa.ops.native.arguments import READOUT_CODES, Arguments, kept_states
+from gsa.ops.native.arguments import Arguments, kept_states
+from gsa.ops.native.library import declare
 from gsa.ops.native.results import empty, empty_like
-from gsa.ops.native.structs import SlotAttention, compiled
+from gsa.ops.native.structs import READOUT_CODES, GsaSlotAttention
 
 
 def saved_shapes(call: SlotCall) -> tuple[Shape, ...]:
@@ -24,7 +29,7 @@ def forward(call: SlotCall) -> tuple[Tensors, Tensors]:
     arguments.tensors(o=o, slots=None if call.save == "nothing" else scores)
     arguments.states(dtype, initial_k=call.initial_k, initial_v=call.initial_v, final_k=final_k, final_v=final_v)
     arguments.states(dtype, kept_k=kept_k, kept_v=kept_v)
-    arguments.run(compiled().gsa_slot_attention, 0)
+    arguments.run(_compiled(), 0)
     return (o, final_k, final_v), (scores, kept_k, kept_v)
 
 
@@ -38,13 +43,18 @@ def backward(call: SlotCall, saved: Tensors, gradients: Gradients) -> Gradients:
     arguments.tensors(slots=scores, d_o=do, dq=dq, dk=dk, dv=dv, dg=dg, ds=ds)
     arguments.states(dtype, kept_k=kept_k, kept_v=kept_v, dfinal_k=dfinal_k, dfinal_v=dfinal_v)
     arguments.states(dtype, dinitial_k=dinitial_k, dinitial_v=dinitial_v)
-    arguments.run(compiled().gsa_slot_attention, 1)
+    arguments.run(_compiled(), 1)
     return dq, dk, dv, dg, ds, dinitial_k, dinitial_v
 
 
 def _arguments(call: SlotCall) -> Arguments:
     """The inputs, as C++ takes them."""
-    arguments = Arguments(SlotAttention(readout=READOUT_CODES[call.readout]))
+    arguments = Arguments(GsaSlotAttention(readout=READOUT_CODES[call.readout]))
     arguments.shape(call.q, call.k.shape[2], call.cu_seqlens, call.scale, call.save)
     arguments.tensors(q=call.q, k=call.k, v=call.v, g=call.g, s=call.s)
     return arguments
+
+
+@lru_cache(None)
+def _compiled() -> Any:
+    return declare("gsa_slot_attention", POINTER(GsaSlotAttention), c_int)

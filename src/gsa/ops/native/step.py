@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from ctypes import POINTER
+from functools import lru_cache
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from gsa.ops.calls import StepCall, sums_dtype
-from gsa.ops.native.arguments import READOUT_CODES, Arguments, queries_per_head
+from gsa.ops.native.arguments import Arguments, queries_per_head
+from gsa.ops.native.library import declare
 from gsa.ops.native.results import empty
-from gsa.ops.native.structs import Step, compiled
+from gsa.ops.native.structs import READOUT_CODES, GsaStep
 from gsa.ops.state import SlotState
 
 
@@ -20,7 +25,7 @@ def step(call: StepCall, *, inplace: bool) -> tuple[Tensor, SlotState]:
     assert all(x.is_contiguous() and x.dtype == dtype for x in after)
     o = torch.empty((B, HQ, V), dtype=call.q.dtype, device="cpu")
     arguments = Arguments(
-        Step(
+        GsaStep(
             batch=B,
             heads=H,
             queries=queries_per_head(HQ, H),
@@ -32,5 +37,10 @@ def step(call: StepCall, *, inplace: bool) -> tuple[Tensor, SlotState]:
     )
     arguments.tensors(q=call.q, k=call.k, v=call.v, g=call.g, s=call.s, o=o)
     arguments.states(dtype, before_k=before.k, before_v=before.v, after_k=after.k, after_v=after.v)
-    arguments.run(compiled().gsa_slot_attention_step)
+    arguments.run(_compiled())
     return o, after
+
+
+@lru_cache(None)
+def _compiled() -> Any:
+    return declare("gsa_slot_attention_step", POINTER(GsaStep))

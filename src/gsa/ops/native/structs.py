@@ -1,96 +1,188 @@
-"""The structures of csrc/native.h: names and order mirror it."""
+"""Everything that Python and csrc/ must agree on: structures, codes and constants.
+
+The structures mirror csrc/native.h: names, fields and their order are the same. `difference` compares all of it with
+what a library says of itself (csrc/layout.cpp), so that one built from other sources is never called.
+"""
 
 from __future__ import annotations
 
-import ctypes
-from ctypes import POINTER, Structure, c_double, c_int32, c_int64, c_void_p
-from functools import lru_cache
+from collections.abc import Iterable, Mapping
+from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p, sizeof
 from typing import Any
 
-from gsa.ops.native.library import library
+import torch
+
+CHUNK = 64
+"""Tokens in a chunk of the operator."""
+SCAN_CHUNK, SCAN_PADDING = 64, 16
+"""Of the selective scan: tokens between two states that are kept, and what channels are padded to."""
+BLOCK_ROWS, BLOCK_COLUMNS = 16, 32
+"""Of a block of quantised weights."""
+MAX_COLUMNS = 16
+"""Columns of activations in one call of matrix-vector products, and tokens in one of decoding."""
+
+DTYPE_CODES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
+READOUT_CODES = {"softmax": 0, "identity": 1, "swish": 2, "relu": 3, "relu2": 4}
+WEIGHT_CODES = {"fp32": 0, "bf16": 1, "int8": 2, "int4": 3}
+INPUT_CODES = {"plain": 0, "rms_norm": 1, "swiglu": 2}
+"""What becomes of activations before a product."""
+ACTIVATION_CODES = {"fp32": 0, "int8": 1, "int8-portable": 2}
+"""The last computes what int8 does, as on a machine without the instruction for it; for tests."""
+FUNCTION_CODES = {"none": 0, "swish": 1, "relu": 2, "relu2": 3, "sigmoid": 4}
+"""Activation functions that decoding has compiled."""
+NORM_CODES = {"none": 0, "full": 1, "heads": 2}
+"""Of a mixer's outputs: none, over all of them, over those of a head."""
 
 
-class CallTensor(Structure):
-    _fields_ = [
-        ("data", c_void_p),
-        ("batch", c_int64),
-        ("time", c_int64),
-        ("head", c_int64),
-        ("type", c_int32),
-        ("width", c_int32),
-    ]
-
-
-class CallShape(Structure):
-    _fields_ = [
-        ("sequences", c_int64),
-        ("rows", POINTER(c_int64)),
-        ("starts", POINTER(c_int64)),
-        ("stops", POINTER(c_int64)),
-        ("heads", c_int32),
-        ("queries", c_int32),
-        ("mark_chunks", c_int32),
-        ("threads", c_int32),
-        ("wide", c_int32),
-        ("scale", c_double),
-    ]
-
-
-def tensor_fields(kind: Any, names: str) -> list[tuple[str, Any]]:
+def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
     return [(name, kind) for name in names.split()]
 
 
-class LinearAttention(Structure):
+class GsaTensor(Structure):
+    _fields_ = [("data", c_void_p), *_fields(c_int64, "batch time head"), *_fields(c_int32, "type width")]
+
+
+class GsaShape(Structure):
     _fields_ = [
-        ("shape", CallShape),
-        *tensor_fields(CallTensor, "q k v gk gv o"),
-        *tensor_fields(c_void_p, "initial final kept"),
-        *tensor_fields(CallTensor, "d_o dq dk dv dgk dgv"),
-        *tensor_fields(c_void_p, "dfinal dinitial"),
+        ("sequences", c_int64),
+        *_fields(POINTER(c_int64), "rows starts stops"),
+        *_fields(c_int32, "heads queries mark_chunks threads wide"),
+        ("scale", c_double),
     ]
 
 
-class SlotAttention(Structure):
+class GsaLinearAttention(Structure):
     _fields_ = [
-        ("shape", CallShape),
+        ("shape", GsaShape),
+        *_fields(GsaTensor, "q k v gk gv o"),
+        *_fields(c_void_p, "initial final kept"),
+        *_fields(GsaTensor, "d_o dq dk dv dgk dgv"),
+        *_fields(c_void_p, "dfinal dinitial"),
+    ]
+
+
+class GsaSlotAttention(Structure):
+    _fields_ = [
+        ("shape", GsaShape),
         ("readout", c_int32),
-        *tensor_fields(CallTensor, "q k v g s o slots"),
-        *tensor_fields(c_void_p, "initial_k initial_v final_k final_v kept_k kept_v"),
-        *tensor_fields(CallTensor, "d_o dq dk dv dg ds"),
-        *tensor_fields(c_void_p, "dfinal_k dfinal_v dinitial_k dinitial_v"),
+        *_fields(GsaTensor, "q k v g s o slots"),
+        *_fields(c_void_p, "initial_k initial_v final_k final_v kept_k kept_v"),
+        *_fields(GsaTensor, "d_o dq dk dv dg ds"),
+        *_fields(c_void_p, "dfinal_k dfinal_v dinitial_k dinitial_v"),
     ]
 
 
-class Step(Structure):
+class GsaStep(Structure):
     _fields_ = [
         ("batch", c_int64),
-        ("places", c_void_p),
-        *tensor_fields(c_int32, "heads queries readout threads wide"),
+        ("state_of", c_void_p),
+        *_fields(c_int32, "heads queries readout threads wide"),
         ("scale", c_double),
-        *tensor_fields(CallTensor, "q k v g s o"),
-        *tensor_fields(c_void_p, "before_k before_v after_k after_v"),
+        *_fields(GsaTensor, "q k v g s o"),
+        *_fields(c_void_p, "before_k before_v after_k after_v"),
     ]
 
 
-class SelectiveScan(Structure):
+class GsaSelectiveScan(Structure):
     _fields_ = [
-        ("shape", CallShape),
-        *tensor_fields(CallTensor, "u dt A B C y"),
-        *tensor_fields(c_void_p, "initial final kept"),
-        *tensor_fields(CallTensor, "d_y du d_dt dA dB dC"),
-        *tensor_fields(c_void_p, "dfinal dinitial"),
+        ("shape", GsaShape),
+        *_fields(GsaTensor, "u dt A B C y"),
+        *_fields(c_void_p, "initial final kept"),
+        *_fields(GsaTensor, "d_y du d_dt dA dB dC"),
+        *_fields(c_void_p, "dfinal dinitial"),
     ]
 
 
-@lru_cache(None)
-def compiled() -> ctypes.CDLL:
-    lib = library()
-    lib.gsa_linear_attention.argtypes = [POINTER(LinearAttention), ctypes.c_int]
-    lib.gsa_slot_attention.argtypes = [POINTER(SlotAttention), ctypes.c_int]
-    lib.gsa_slot_attention_step.argtypes = [POINTER(Step)]
-    lib.gsa_selective_scan.argtypes = [POINTER(SelectiveScan), ctypes.c_int]
-    sizes = (c_int64 * 3)()
-    lib.gsa_operator_sizes(sizes)
-    expected = [ctypes.sizeof(x) for x in (LinearAttention, SlotAttention, Step)]
-    assert list(sizes) == expected, f"csrc/native.h has structures of {list(sizes)} bytes, these are of {expected}"
-    return lib
+class GsaMatrix(Structure):
+    _fields_ = [*_fields(c_int64, "format N K group"), *_fields(c_void_p, "weight scale zero")]
+
+
+class GsaBlock(Structure):
+    _fields_ = [
+        *_fields(GsaMatrix, "q k v f g o gate up down"),
+        *_fields(c_void_p, "mixer_norm output_norm mlp_norm keys values"),
+        *_fields(c_double, "scale temperature"),
+        *_fields(c_float, "mixer_epsilon output_epsilon mlp_epsilon"),
+        *_fields(c_int32, "heads queries key_width value_width slots"),
+        *_fields(c_int32, "readout feature_map value_activation output_activation output_norm_kind"),
+    ]
+
+
+class GsaDecoder(Structure):
+    _fields_ = [
+        *_fields(c_int64, "width block_count"),
+        ("blocks", POINTER(GsaBlock)),
+        *_fields(GsaMatrix, "embeddings head"),
+        ("norm", c_void_p),
+        ("epsilon", c_float),
+        ("activations", c_int32),
+    ]
+
+
+class GsaNumber(Structure):
+    """A line of what a library says of itself."""
+
+    _fields_ = [("name", c_char_p), ("value", c_int64)]
+
+
+STRUCTURES = (
+    GsaTensor,
+    GsaShape,
+    GsaLinearAttention,
+    GsaSlotAttention,
+    GsaStep,
+    GsaSelectiveScan,
+    GsaMatrix,
+    GsaBlock,
+    GsaDecoder,
+)
+
+
+def expected() -> dict[str, int]:
+    """Every number that a library must have, by the name that csrc/layout.cpp gives it."""
+    numbers = {
+        "CHUNK": CHUNK,
+        "SCAN_CHUNK": SCAN_CHUNK,
+        "SCAN_PADDING": SCAN_PADDING,
+        "BLOCK_ROWS": BLOCK_ROWS,
+        "BLOCK_COLUMNS": BLOCK_COLUMNS,
+        "MAX_COLUMNS": MAX_COLUMNS,
+    }
+    for struct in STRUCTURES:
+        numbers[struct.__name__] = sizeof(struct)
+        for name, *_ in struct._fields_:
+            numbers[f"{struct.__name__}.{name}"] = getattr(struct, name).offset
+    dtypes = {str(dtype).removeprefix("torch."): code for dtype, code in DTYPE_CODES.items()}
+    codes: dict[str, Mapping[str, int]] = {
+        "": dtypes,
+        "READOUT_": READOUT_CODES,
+        "WEIGHT_": WEIGHT_CODES,
+        "INPUT_": INPUT_CODES,
+        "ACTIVATIONS_": ACTIVATION_CODES,
+        "FUNCTION_": FUNCTION_CODES,
+        "NORM_": NORM_CODES,
+    }
+    for prefix, table in codes.items():
+        numbers |= {prefix + name.upper().replace("-", "_"): code for name, code in table.items()}
+    return numbers
+
+
+def listed(numbers: Iterable[GsaNumber]) -> dict[str, int]:
+    """The result of gsa_layout(), which ends with a number that has no name."""
+    found = {}
+    for number in numbers:
+        if number.name is None:
+            break
+        found[number.name.decode()] = number.value
+    return found
+
+
+def difference(found: Mapping[str, int]) -> str | None:
+    """What a library with these numbers has otherwise than Python, as a clause; None if nothing."""
+    here = expected()
+    if found == here:
+        return None
+    names = [name for name in {**here, **found} if found.get(name) != here.get(name)]
+    first = names[0]
+    clause = f"{first} is {found.get(first, 'missing')} there and {here.get(first, 'missing')} here"
+    return clause if len(names) == 1 else f"{clause}, and {len(names) - 1} more"

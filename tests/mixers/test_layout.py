@@ -220,8 +220,8 @@ def test_a_misspelt_argument_is_refused(system: str) -> None:
         with pytest.raises(TypeError, match=next(iter(wrong))):
             layer(x, **wrong)
     if layer.options.mixer != "hgrn2":
-        with pytest.raises(TypeError, match="lower_bound"):
-            layer(x, lower_bound=torch.zeros(2, D))
+        with pytest.raises(TypeError, match="shared"):
+            layer(x, shared=torch.zeros(2, D))
 
 
 # What is promised
@@ -242,7 +242,7 @@ def test_a_bound_keeps_at_least_so_much() -> None:
     layer, x = build("hgrn2"), tokens(1, T)
     kept = torch.tensor(0.999, dtype=torch.float64)
     bound = torch.stack([kept.log(), (1 - kept).log()])[:, None].expand(2, D)
-    free, bounded = (layer(x, lower_bound=given)[1]["S"] for given in (None, bound))
+    free, bounded = (layer(x, shared=given)[1]["S"] for given in (None, bound))
     assert bounded.abs().max() < 0.1 * free.abs().max()  # what is not forgotten is not written either
 
 

@@ -6,6 +6,7 @@ Shape letters: B batch, T time, D model width, N sequences.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -39,6 +40,10 @@ class Options:
         return GSAError(f"{self.mixer}: {message}")
 
 
+Layers = Sequence[Options]
+"""The options of every layer of a model, in order."""
+
+
 class Mixer(nn.Module, ABC):
     """A token mixer: x [B, T, D] to y [B, T, D], with a state that carries the sequence on."""
 
@@ -61,37 +66,54 @@ class Mixer(nn.Module, ABC):
         mask: Tensor | None = None,
         layout: Layout | None = None,
         keep: bool = True,
-        lower_bound: Tensor | None = None,
+        shared: Tensor | None = None,
     ) -> tuple[Tensor, State | None]:
         """y [B, T, D] and the state behind the last token.
 
         `state` is what an earlier call returned, or `init_state(N)`, or None for a beginning; it is not changed. With
         `cu_seqlens` [N+1], B is 1 and N sequences lie end to end. `mask` [B, T] is 0 at pads, which may lie anywhere
         and change nothing; y is 0 there. Without `keep`, no state comes back. A model, which has checked and packed for
-        all of its layers, gives a `layout` instead of the two; and to HGRN2 its `lower_bound`.
+        all of its layers, gives a `layout` instead of the two; and as `shared` what `shared_inputs` has for this layer.
         """
-        shared = {} if lower_bound is None else {"lower_bound": lower_bound}
+        # Only mixers whose layers share something take it: `mix` of the others refuses the argument.
+        more = {} if shared is None else {"shared": shared}
         if layout is not None:
             assert cu_seqlens is None
             assert mask is None
-            return self.mix(x, state, layout, keep, **shared)
+            return self.mix(x, state, layout, keep, **more)
         name = self.options.mixer
         self._check(x, name)
         padding = padding_of(mask, x, cu_seqlens, name)
         if padding is None:
             layout = layout_of(x, cu_seqlens, name)
             self.check_state(state, layout.sequences)
-            return self.mix(x, state, layout, keep, **shared)
+            return self.mix(x, state, layout, keep, **more)
         self.check_state(state, x.shape[0])
         packed = padding.pack(x)
         layout = Layout(1, packed.shape[1], x.device, padding.cu_seqlens)
-        y, after = self.mix(packed, self.grown(state, padding.extra), layout, keep, **shared)
+        y, after = self.mix(packed, self.grown(state, padding.extra), layout, keep, **more)
         return padding.unpack(y), None if after is None else shrunk(after, padding.rows)
 
     @abstractmethod
     def mix(self, x: Tensor, state: State | None, layout: Layout, keep: bool = True) -> tuple[Tensor, State | None]:
         """The same for arguments that are known to be right; without `keep`, no state is returned. Call the mixer
         itself instead, so that hooks run."""
+
+    @classmethod
+    def shared_parameters(cls, layers: Layers) -> dict[str, nn.Parameter]:
+        """Parameters by name that layers of this class share, in a model with these layers.
+
+        The model holds them beside its layers, under these names.
+        """
+        return {}
+
+    @classmethod
+    def shared_inputs(cls, layers: Layers, model: nn.Module) -> dict[int, Tensor]:
+        """What layers of this class, by their number, get as `shared`: computed once for all of them in every pass.
+
+        `model` holds the shared parameters.
+        """
+        return {}
 
     def reset_parameters(self) -> None:
         """Fresh weights for what is not just a matrix."""

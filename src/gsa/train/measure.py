@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from gsa.mixers.base import Options
-from gsa.mixers.hgrn2 import HGRN2Options, lower_bounds
 from gsa.mixers.layout import Layout
 from gsa.mixers.parts import RMSNorm
+from gsa.mixers.shared import add_shared_parameters, shared_inputs
 from gsa.models.backbone import Block
 from gsa.models.config import ModelConfig
 from gsa.models.init import initialise, without_memory
@@ -76,9 +76,11 @@ def measure_block(config: ModelConfig, options: Options, batch: Batch, checkpoin
     with torch.device(batch.device):
         block = Block(config, options)
         block.apply(partial(initialise, deviation=config.initializer_range, layers=config.num_hidden_layers))
-        bound = None
-        if isinstance(options, HGRN2Options) and options.lower_bound:
-            bound = lower_bounds(torch.zeros(2, config.hidden_size))[1]
+        # What the second of two such layers gets from the model: the first one of a model may get nothing.
+        model, layers = nn.Module(), (options, options)
+        add_shared_parameters(model, layers)
+        with torch.no_grad():
+            shared = shared_inputs(model, layers)[1]
 
     def passes(rows: int, length: int) -> Tensor:
         x = torch.randn(rows, length, config.hidden_size, device=batch.device, requires_grad=True)
@@ -86,7 +88,7 @@ def measure_block(config: ModelConfig, options: Options, batch: Batch, checkpoin
         if batch.packed:
             x = x.detach().view(1, rows * length, -1).requires_grad_()
             layout = Layout(1, rows * length, batch.device, torch.arange(rows + 1, device=batch.device) * length)
-        return block(x, None, layout, False, bound)[0].float().mean()
+        return block(x, None, layout, False, shared)[0].float().mean()
 
     with without_memory():
         shape = Block(config, options)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from gsa.errors import GSAError
-from gsa.mixers.layout import Layout, describe, layout_of, padding_of
+from gsa.mixers.sequences import Sequences, describe, padding_of, sequences_of
 from gsa.options import check, number
 
 State = dict[str, Tensor]
@@ -64,40 +64,43 @@ class Mixer(nn.Module, ABC):
         *,
         cu_seqlens: Tensor | None = None,
         mask: Tensor | None = None,
-        layout: Layout | None = None,
-        keep: bool = True,
+        sequences: Sequences | None = None,
+        return_state: bool = True,
         shared: Tensor | None = None,
     ) -> tuple[Tensor, State | None]:
         """y [B, T, D] and the state behind the last token.
 
         `state` is what an earlier call returned, or `init_state(N)`, or None for a beginning; it is not changed. With
         `cu_seqlens` [N+1], B is 1 and N sequences lie end to end. `mask` [B, T] is 0 at pads, which may lie anywhere
-        and change nothing; y is 0 there. Without `keep`, no state comes back. A model, which has checked and packed for
-        all of its layers, gives a `layout` instead of the two; and as `shared` what `shared_inputs` has for this layer.
+        and change nothing; y is 0 there. Without `return_state`, no state comes back.
+
+        A model checks and packs once for all of its layers, and gives them `sequences` instead of these two; `shared`
+        is what `shared_inputs` has for this layer.
         """
         # Only mixers whose layers share something take it: `mix` of the others refuses the argument.
         more = {} if shared is None else {"shared": shared}
-        if layout is not None:
+        if sequences is not None:
             assert cu_seqlens is None
             assert mask is None
-            return self.mix(x, state, layout, keep, **more)
+            return self.mix(x, state, sequences, return_state, **more)
         name = self.options.mixer
         self._check(x, name)
         padding = padding_of(mask, x, cu_seqlens, name)
         if padding is None:
-            layout = layout_of(x, cu_seqlens, name)
-            self.check_state(state, layout.sequences)
-            return self.mix(x, state, layout, keep, **more)
+            sequences = sequences_of(x, cu_seqlens, name)
+            self.check_state(state, sequences.count)
+            return self.mix(x, state, sequences, return_state, **more)
         self.check_state(state, x.shape[0])
         packed = padding.pack(x)
-        layout = Layout(1, packed.shape[1], x.device, padding.cu_seqlens)
-        y, after = self.mix(packed, self.grown(state, padding.extra), layout, keep, **more)
+        sequences = Sequences(1, packed.shape[1], x.device, padding.cu_seqlens)
+        y, after = self.mix(packed, self.grown(state, padding.extra), sequences, return_state, **more)
         return padding.unpack(y), None if after is None else shrunk(after, padding.rows)
 
     @abstractmethod
-    def mix(self, x: Tensor, state: State | None, layout: Layout, keep: bool = True) -> tuple[Tensor, State | None]:
-        """The same for arguments that are known to be right; without `keep`, no state is returned. Call the mixer
-        itself instead, so that hooks run."""
+    def mix(
+        self, x: Tensor, state: State | None, sequences: Sequences, return_state: bool = True
+    ) -> tuple[Tensor, State | None]:
+        """What `forward` does, for arguments that are known to be right. Call the mixer itself, so that hooks run."""
 
     @classmethod
     def shared_parameters(cls, layers: Layers) -> dict[str, nn.Parameter]:

@@ -15,8 +15,8 @@ from torch.nn import functional as F
 from gsa.mixers.base import Layers, Mixer, State
 from gsa.mixers.convolution import ConvolutionOptions, Projections
 from gsa.mixers.gla import empty_memory, linear_memory
-from gsa.mixers.layout import Layout
 from gsa.mixers.parts import RMSNorm, log_forget_gate
+from gsa.mixers.sequences import Sequences
 from gsa.ops.state import compute_dtype
 from gsa.options import divides, number
 
@@ -64,10 +64,15 @@ class HGRN2(Mixer):
         self.norm = RMSNorm(D, eps)
 
     def mix(
-        self, x: Tensor, state: State | None, layout: Layout, keep: bool = True, shared: Tensor | None = None
+        self,
+        x: Tensor,
+        state: State | None,
+        sequences: Sequences,
+        return_state: bool = True,
+        shared: Tensor | None = None,
     ) -> tuple[Tensor, State | None]:
         """`shared` [2, D]: logarithms of this layer's lower bound b of the gates, and of 1 - b."""
-        (q, f, i), left = self.projections.project(self, x, state, layout, keep)
+        (q, f, i), left = self.projections.project(self, x, state, sequences, return_state)
         g = log_forget_gate(f, 1.0)
         if shared is not None:
             bound, rest = shared.to(g.dtype)
@@ -75,9 +80,9 @@ class HGRN2(Mixer):
         q, k, i, g = (
             part.unflatten(-1, (-1, self.options.width)) for part in (F.silu(q), -torch.expm1(g).to(i.dtype), i, g)
         )
-        o, memory = linear_memory(q, k, i, g, self.options.scale, state, layout, keep)
+        o, memory = linear_memory(q, k, i, g, self.options.scale, state, sequences, return_state)
         y = self.o_proj(self.norm(o.flatten(-2)))
-        return y, {**memory, **left} if keep else None
+        return y, {**memory, **left} if return_state else None
 
     @classmethod
     def shared_parameters(cls, layers: Layers) -> dict[str, nn.Parameter]:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from gsa.mixers.base import Options, State
-from gsa.mixers.layout import Layout
 from gsa.mixers.parts import rotate
+from gsa.mixers.sequences import Sequences
 from gsa.options import number
 
 
@@ -32,13 +32,13 @@ class RotaryOptions(Options):
         if self.rope_theta and self.key_width % 2:
             raise self.fail(f"rope_theta: rotary positions need heads of even width, got {self.key_width}; 0 for none")
 
-    def turn(self, q: Tensor, k: Tensor, state: State | None, layout: Layout) -> tuple[Tensor, Tensor, State]:
+    def turn(self, q: Tensor, k: Tensor, state: State | None, sequences: Sequences) -> tuple[Tensor, Tensor, State]:
         """q and k turned, and the count of tokens after them."""
         if not self.rope_theta:
             return q, k, {}
         start = None if state is None else state["position"]
-        positions = layout.positions(start)
-        after = layout.lengths() if start is None else layout.lengths() + start
+        positions = sequences.positions(start)
+        after = sequences.lengths() if start is None else sequences.lengths() + start
         return (
             rotate(q, positions, self.rope_theta),
             rotate(k, positions, self.rope_theta),

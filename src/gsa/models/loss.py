@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from gsa.errors import GSAError
 from gsa.mixers.fused import liger_for
-from gsa.mixers.layout import padding_of
+from gsa.mixers.sequences import padding_of
 from gsa.ops.state import compute_dtype
 
 IGNORED = -100

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from gsa.mixers.base import Options
-from gsa.mixers.layout import Layout
 from gsa.mixers.parts import RMSNorm
+from gsa.mixers.sequences import Sequences
 from gsa.mixers.shared import add_shared_parameters, shared_inputs
 from gsa.models.backbone import Block
 from gsa.models.config import ModelConfig
@@ -84,11 +84,11 @@ def measure_block(config: ModelConfig, options: Options, batch: Batch, checkpoin
 
     def passes(rows: int, length: int) -> Tensor:
         x = torch.randn(rows, length, config.hidden_size, device=batch.device, requires_grad=True)
-        layout = Layout(rows, length, batch.device)
+        sequences = Sequences(rows, length, batch.device)
         if batch.packed:
             x = x.detach().view(1, rows * length, -1).requires_grad_()
-            layout = Layout(1, rows * length, batch.device, torch.arange(rows + 1, device=batch.device) * length)
-        return block(x, None, layout, False, shared)[0].float().mean()
+            sequences = Sequences(1, rows * length, batch.device, torch.arange(rows + 1, device=batch.device) * length)
+        return block(x, None, sequences, False, shared)[0].float().mean()
 
     with without_memory():
         shape = Block(config, options)

@@ -10,8 +10,8 @@ from transformers import Cache, GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 from gsa.errors import GSAError
-from gsa.mixers.layout import describe
 from gsa.mixers.parts import RMSNorm
+from gsa.mixers.sequences import describe
 from gsa.models.backbone import Blocks, build, run
 from gsa.models.checkpoint import check_files
 from gsa.models.hf.cache import GSACache

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from gsa.mixers.attend import attend, attend_packed
 from gsa.mixers.base import Mixer, State
-from gsa.mixers.parts import RMSNorm
+from gsa.mixers.norm import RMSNorm
 from gsa.mixers.rotary import RotaryOptions
 from gsa.mixers.sequences import Sequences
 from gsa.options import divides, number

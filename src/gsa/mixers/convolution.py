@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from gsa.mixers.activations import ACTIVATIONS
 from gsa.mixers.base import Options, State
-from gsa.mixers.parts import ACTIVATIONS
 from gsa.mixers.sequences import Sequences
 from gsa.options import number
 

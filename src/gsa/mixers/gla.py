@@ -10,9 +10,9 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
+from gsa.mixers.activations import log_forget_gate
 from gsa.mixers.base import Mixer, State
 from gsa.mixers.heads import HeadMixer, HeadOptions
-from gsa.mixers.parts import log_forget_gate
 from gsa.mixers.sequences import Sequences
 from gsa.ops import gated_linear_attention
 from gsa.ops.state import compute_dtype

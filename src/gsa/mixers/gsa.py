@@ -13,9 +13,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from gsa.mixers.activations import ACTIVATIONS, log_forget_gate
 from gsa.mixers.base import State
 from gsa.mixers.heads import HeadMixer, HeadOptions
-from gsa.mixers.parts import ACTIVATIONS, log_forget_gate
 from gsa.mixers.sequences import Sequences
 from gsa.ops import (
     BoundedMemoryState,

@@ -10,10 +10,11 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
+from gsa.mixers.activations import ACTIVATIONS, FEATURE_MAPS, FeatureMap
 from gsa.mixers.base import Mixer, State
 from gsa.mixers.convolution import ConvolutionOptions, Projections
 from gsa.mixers.fused import swiglu
-from gsa.mixers.parts import ACTIVATIONS, FEATURE_MAPS, FeatureMap, RMSNorm
+from gsa.mixers.norm import RMSNorm
 from gsa.mixers.sequences import Sequences
 from gsa.options import choice, divides, number
 

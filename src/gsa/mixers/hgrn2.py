@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from gsa.mixers.activations import log_forget_gate
 from gsa.mixers.base import Layers, Mixer, State
 from gsa.mixers.convolution import ConvolutionOptions, Projections
 from gsa.mixers.gla import empty_memory, linear_memory
-from gsa.mixers.parts import RMSNorm, log_forget_gate
+from gsa.mixers.norm import RMSNorm
 from gsa.mixers.sequences import Sequences
 from gsa.ops.state import compute_dtype
 from gsa.options import divides, number

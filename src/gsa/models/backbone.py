@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from gsa.mixers.base import Mixer, Options, State, shrunk
 from gsa.mixers.fused import swiglu
-from gsa.mixers.parts import RMSNorm
+from gsa.mixers.norm import RMSNorm
 from gsa.mixers.registry import mixer_class
 from gsa.mixers.sequences import Sequences, padding_of, sequences_of
 from gsa.mixers.shared import add_shared_parameters, shared_inputs

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from gsa.mixers.base import Options
-from gsa.mixers.parts import RMSNorm
+from gsa.mixers.norm import RMSNorm
 from gsa.mixers.sequences import Sequences
 from gsa.mixers.shared import add_shared_parameters, shared_inputs
 from gsa.models.backbone import Block

@@ -10,7 +10,7 @@ from transformers import Cache, GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 from gsa.errors import GSAError
-from gsa.mixers.parts import RMSNorm
+from gsa.mixers.norm import RMSNorm
 from gsa.mixers.sequences import describe
 from gsa.models.backbone import Blocks, build, run
 from gsa.models.checkpoint import check_files

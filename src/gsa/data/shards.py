@@ -86,12 +86,12 @@ class Manifest:
         if values.pop("format", None) != FORMAT:
             raise GSAError(f"{path}: expected format {FORMAT}, as this version of gsa writes")
         manifest: Manifest = checked(cls, values, str(path))
-        at = 0
         for i, shard in enumerate(manifest.shards):
             if (shard.tokens, shard.documents) != shard_names(i):
                 raise GSAError(f"{path}: shard {i} is {shard.tokens!r}, {shard.documents!r}; expected {shard_names(i)}")
-            at += shard.token_count
-        if at != manifest.tokens or sum(shard.document_count for shard in manifest.shards) != manifest.documents:
+        tokens = sum(shard.token_count for shard in manifest.shards)
+        documents = sum(shard.document_count for shard in manifest.shards)
+        if (tokens, documents) != (manifest.tokens, manifest.documents):
             raise GSAError(f"{path}: the counts of the shards do not add up to the counts of the whole")
         if manifest.dtype != token_dtype(manifest.tokenizer.vocab_size):
             raise GSAError(

@@ -1,4 +1,4 @@
-"""Sources: what a user names, as a list of inputs in a fixed order. `blocks.py` reads them.
+"""Sources: what a user names, as a list of inputs in a fixed order. `portions.py` reads them.
 
     a file       one document of text, whatever its extension; .jsonl has one in each row, .parquet too
     a folder     all files in it and beneath it, in the order of their names, but not hidden ones

@@ -17,7 +17,8 @@ from gsa.mixers.sequences import padding_of
 from gsa.ops.state import compute_dtype
 
 IGNORED = -100
-PIECE = 2**22  # logits held at a time
+LOGITS_AT_ONCE = 2**22
+"""How many logits are held in memory at a time."""
 
 
 def linear_cross_entropy(x: Tensor, weight: Tensor, labels: Tensor, *, count: Tensor | float | None = None) -> Tensor:
@@ -62,8 +63,9 @@ def _linear_cross_entropy(
     total, x_grad, weight_grad = _results(x, weight, labels, needs_x, needs_weight)
     total.zero_()
     weight_grad.zero_()
-    for begin in range(0, x.shape[0], max(PIECE // weight.shape[0], 1)):
-        piece = slice(begin, begin + max(PIECE // weight.shape[0], 1))
+    rows = max(LOGITS_AT_ONCE // weight.shape[0], 1)
+    for begin in range(0, x.shape[0], rows):
+        piece = slice(begin, begin + rows)
         counts = labels[piece] != IGNORED
         chosen = torch.where(counts, labels[piece], 0)[:, None]
         logits = (x[piece] @ weight.T).to(total.dtype)

@@ -237,13 +237,13 @@ def _yields(old: Path, path: Path) -> bool:
     return True
 
 
-def prune(run: Path, keep_last: int, keep: set[int]) -> list[int]:
-    """Removes checkpoints but the last so many and those of the steps in `keep`; returns the steps that went."""
+def prune(run: Path, keep_last: int, keep_steps: set[int]) -> list[int]:
+    """Removes all checkpoints but the last `keep_last` and those of `keep_steps`; returns the steps that went."""
     if keep_last < 1:
         raise GSAError(f"prune: keep_last must be at least 1, got {keep_last}")
     found = checkpoints(run)
     steps = sorted({step for step, _ in found})
-    gone = [step for step in steps[:-keep_last] if step not in keep]
+    gone = [step for step in steps[:-keep_last] if step not in keep_steps]
     try:
         for step, path in found:
             if step in gone:

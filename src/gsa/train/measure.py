@@ -20,7 +20,7 @@ from gsa.mixers.shared import add_shared_parameters, shared_inputs
 from gsa.models.backbone import Block
 from gsa.models.config import ModelConfig
 from gsa.models.init import initialise, without_memory
-from gsa.models.loss import PIECE, linear_cross_entropy
+from gsa.models.loss import LOGITS_AT_ONCE, linear_cross_entropy
 from gsa.train.peak import block_flops, synchronise
 
 WORK_SECONDS = 1.0  # of one measured pass forward and backward, at the matmul rate; a larger one is cut
@@ -124,6 +124,7 @@ def measure_ends(config: ModelConfig, batch: Batch) -> Part:
         ids = torch.randint(config.vocab_size, (rows * length,), device=batch.device)
         return linear_cross_entropy(norm(embeddings(ids)), head.weight, ids)
 
+    logits = min(LOGITS_AT_ONCE, batch.tokens * config.vocab_size)
     rows, length = batch.cut(6 * config.hidden_size * config.vocab_size)
     copied, per_token = _kept(module, passes, rows, length, batch)
     _run(module, passes, rows, max(length // 8, 1), batch)
@@ -133,7 +134,7 @@ def measure_ends(config: ModelConfig, batch: Batch) -> Part:
         seconds=seconds,
         copied_bytes=copied,
         kept_bytes=round(per_token * batch.tokens),
-        working_bytes=3 * 4 * min(PIECE, batch.tokens * config.vocab_size) + 4 * config.vocab_size * config.hidden_size,
+        working_bytes=3 * 4 * logits + 4 * config.vocab_size * config.hidden_size,
         measured_tokens=rows * length,
     )
 

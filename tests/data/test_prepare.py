@@ -322,9 +322,9 @@ def test_whatever_fails_in_a_worker_is_told() -> None:
         """As `tokenizers` raises it."""
 
     assert worker._tried(lambda: 5) == 5
-    assert worker._tried(lambda: fail(GSAError("data: x"))) == worker._Failure("data: x", True)
+    assert worker._tried(lambda: fail(GSAError("data: x"))) == worker._Failure("data: x", GSAError)
     told = worker._tried(lambda: fail(Exception("no such token")))
-    assert told == worker._Failure("data: the tokenizer cannot encode this: no such token", True)
+    assert told == worker._Failure("data: the tokenizer cannot encode this: no such token", GSAError)
     assert "Panic: oh" in worker._tried(lambda: fail(Panic("oh"))).message
 
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from gsa.data.documents import Encoded, encode_parts
 from gsa.data.portions import PORTION_BYTES, Part, Portion
 from gsa.data.streams import LONGEST_ROW
-from gsa.errors import GSAError
+from gsa.errors import GSAError, memory_errors
 
 if TYPE_CHECKING:
     from gsa.data.tokenizer import Tokenizer
@@ -80,7 +80,8 @@ def _tokenizer(task: Task) -> Tokenizer:
 def _tried(work: Callable[[], Any]) -> Any:
     """The result of the work, or why it failed."""
     try:
-        return work()
+        with memory_errors("data"):
+            return work()
     except GSAError as error:
         return _Failure(str(error), type(error))
     except KeyboardInterrupt:

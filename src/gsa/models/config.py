@@ -45,7 +45,7 @@ class ModelConfig:
     """Standard deviation of fresh weights."""
 
     num_attention_heads: int | None = None
-    """All but mamba: query heads; by default 4 (8 for retnet, supra, linear), or of width 128 (hgrn2), 64 (attention)."""
+    """All but mamba: query heads; 4 by default (retnet, supra, linear: 8), or of width 128 (hgrn2), 64 (attention)."""
     num_key_value_heads: int | None = None
     """All but hgrn2, mamba: heads of keys and values, each for a group of query heads; as many by default."""
     head_dim: int | None = None

@@ -9,6 +9,7 @@ from dataclasses import asdict
 import torch
 
 from gsa.data.batches import rows_at_once
+from gsa.errors import OutOfMemory, memory_errors
 from gsa.train.estimate import Estimate, estimate
 from gsa.train.folder import RunFolder, opened
 from gsa.train.loop import Trainer
@@ -30,7 +31,10 @@ def train(settings: TrainSettings) -> Outcome:
     device = None if settings.device == "auto" else settings.device
     chosen = strategy(settings.engine, precision=settings.precision, device=device, zero_stage=settings.zero_stage)
     try:
-        return _train(plan, chosen)
+        with memory_errors("train"):
+            return _train(plan, chosen)
+    except OutOfMemory as error:
+        raise OutOfMemory(f"{error}; smaller micro-batches, gradient checkpointing and bf16 need less") from error
     finally:
         chosen.close()
 

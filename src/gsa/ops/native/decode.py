@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gsa.errors import GSAError
+from gsa.errors import OutOfMemory
 from gsa.ops.native.kernels import READOUT_CODES, tensor_fields
 from gsa.ops.native.library import library
 from gsa.ops.native.linear import ACTIVATIONS, Matrix
@@ -124,7 +124,7 @@ class Decoder:
         logits = _empty(count - first, self.vocabulary)
         address, threads = logits.data_ptr(), torch.get_num_threads()
         if self._run(self._address, numbers(*ids), numbers(*places), count, first, address, threads):
-            raise GSAError("decode: no memory for the activations")
+            raise OutOfMemory("decode: no memory for the activations")
         return logits
 
 
@@ -141,4 +141,4 @@ class Products:
     def __call__(self) -> None:
         arguments = self._matrices, len(self._weights), self._x.data_ptr(), self._activations, self._y.data_ptr()
         if _compiled().gsa_products(*arguments, torch.get_num_threads()):
-            raise GSAError("products: no memory for the activations")
+            raise OutOfMemory("products: no memory for the activations")

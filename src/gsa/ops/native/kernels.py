@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gsa.errors import GSAError
+from gsa.errors import GSAError, OutOfMemory
 from gsa.ops.layout import sequence_bounds, sequence_count
 from gsa.ops.native.library import library
 from gsa.ops.native.results import empty, empty_like
@@ -177,7 +177,7 @@ class Call:
 
     def run(self, function: Any, *arguments: int) -> None:
         if function(byref(self.struct), *arguments):
-            raise MemoryError("the native engine could not get its working memory")
+            raise OutOfMemory("the native engine could not get its working memory")
 
 
 @lru_cache(64)

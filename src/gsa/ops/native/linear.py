@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from gsa.errors import GSAError
+from gsa.errors import OutOfMemory
 from gsa.ops.native.library import library
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def matvec(
         torch.get_num_threads(),
     )
     if failed:
-        raise GSAError("matvec: no memory for the activations")
+        raise OutOfMemory("matvec: no memory for the activations")
 
 
 def unpack(weight: PackedWeight, out: Tensor) -> None:

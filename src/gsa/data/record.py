@@ -124,7 +124,7 @@ def record(out: Path, settings: dict[str, Any], progress: Progress) -> None:
 
 
 def begun(out: Path, settings: dict[str, Any], dtype: str) -> Progress:
-    """How far the work in a folder is; a new folder, and one without any shard yet, gets a record that it was begun."""
+    """How far the work in a folder is; without a finished shard it begins anew, and that is recorded."""
     if not (out / PROGRESS).exists():
         others = [path.name for path in out.iterdir() if not path.name.endswith(UNFINISHED)]
         if others:

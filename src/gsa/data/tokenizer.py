@@ -207,7 +207,7 @@ def config_text(*, eos: str, bos: str | None = None, unk: str | None = None) -> 
 
 
 def utf8(text: str) -> bytes:
-    """The bytes of a text; half a surrogate pair is no text."""
+    """The UTF-8 bytes of a text; raises for half a surrogate pair, which is no character."""
     try:
         return text.encode("utf-8")
     except UnicodeEncodeError as error:

@@ -28,7 +28,7 @@ from gsa.errors import GSAError, memory_errors
 if TYPE_CHECKING:
     from gsa.data.tokenizer import Tokenizer
 
-# Before the path is set, the current folder is on it: nothing may be imported until then that is not built in.
+# Until Python's path is set here, the current folder is on it: only built-in modules may be imported before.
 _START = "import sys; sys.path[:] = sys.argv[2:]; from gsa.data.worker import serve; serve(sys.argv[1])"
 
 

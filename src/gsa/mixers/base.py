@@ -1,4 +1,4 @@
-"""What every token mixer promises: whole sequences, any split of them, single tokens, packing and padding, one answer.
+"""What every token mixer promises: one answer for whole sequences, any split of them, single tokens, packs and pads.
 
 Shape letters: B batch, T time, D model width, N sequences.
 """
@@ -149,7 +149,7 @@ class Mixer(nn.Module, ABC):
         """Raises unless this can be a state of this mixer for so many sequences."""
         if state is None:
             return
-        name, expected = self.options.mixer, self._fresh
+        name, expected = self.options.mixer, self._state_shapes
         if not isinstance(state, dict) or state.keys() != expected.keys():
             got = ", ".join(state) if isinstance(state, dict) else type(state).__name__
             raise GSAError(f"{name}: state must hold {', '.join(expected)}, got {got}")
@@ -166,7 +166,7 @@ class Mixer(nn.Module, ABC):
                 raise GSAError(f"{name}: state[{key!r}] is of {x.shape[0]} sequences, there are {sequences}")
 
     @cached_property
-    def _fresh(self) -> dict[str, torch.Size]:
+    def _state_shapes(self) -> dict[str, torch.Size]:
         """Shapes of the tensors of a state; a size of 0 is one that grows."""
         return {key: x.shape for key, x in self.init_state(0).items()}
 

@@ -1,4 +1,4 @@
-"""HGRN2: gated linear attention whose keys are what its gates let go, with gates bounded below, deeper layers higher.
+"""HGRN2: gated linear attention with 1 - gate as keys, and gates that are bounded below, in deeper layers higher.
 
 Shape letters: B batch, T time, D model width, H heads, K width of a head.
 """

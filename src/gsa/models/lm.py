@@ -24,11 +24,11 @@ class LMOutput:
     """What a model says of a batch."""
 
     logits: Tensor | None
-    """Scores of the next token [B, T, V]; None when labels are given, because then they never exist at once."""
+    """Scores of the next token [B, T, V]; None when labels are given, since the loss is computed in pieces."""
     loss: Tensor | None
     """Mean cross-entropy of the labels, in nats."""
     state: ModelState | None
-    """What follows can go on from here; None when labels are given without a state, as in training."""
+    """The state after the last token, to go on from; None when labels are given without a state, as in training."""
 
 
 class LM(nn.Module):

@@ -21,7 +21,8 @@ from gsa.train.strategies import PRECISIONS, STRATEGIES
 if TYPE_CHECKING:
     from rich.console import Console
 
-HEAP_SHARE = 0.25  # of activations, that malloc holds beyond what is used: 15 to 30% of them in steps measured on CPUs
+HEAP_SHARE = 0.25
+"""What malloc holds beyond what is in use, as a share of the activations: 15 to 30% in steps measured on CPUs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,8 +145,8 @@ def estimate(
 def _activations(blocks: list[tuple[Part, int]], ends: Part, checkpoint: int | None) -> int:
     """Bytes kept for the pass backward by so many blocks of each kind and the ends.
 
-    With gradient checkpointing a block keeps only its input, of `checkpoint` bytes, but one of them all; copies of
-    weights stay, since autocast holds them until the pass forward ends.
+    With gradient checkpointing a block keeps only its input, of `checkpoint` bytes, except the one block that is being
+    computed again. Copies of weights stay, since autocast holds them until the pass forward ends.
     """
     kept = ends.kept_bytes + ends.copied_bytes + sum(kind.copied_bytes * count for kind, count in blocks)
     if checkpoint is None:

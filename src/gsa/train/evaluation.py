@@ -21,7 +21,8 @@ def evaluate(
     batches = in_order(rows, micro, limit)
     loss = targets = 0.0
     with torch.no_grad():
-        # Every process takes part in every turn, as sharded weights ask for; what is too much does not count.
+        # Every process computes in every round, since sharded weights need all of them. In the last round, those for
+        # which no batch is left repeat the last batch, and it does not count.
         for begin in range(0, len(batches), strategy.world_size):
             mine = begin + strategy.rank
             batch = rows.micro_batch(batches[min(mine, len(batches) - 1)])

@@ -23,10 +23,10 @@ from gsa.models.init import initialise, without_memory
 from gsa.models.loss import LOGITS_AT_ONCE, linear_cross_entropy
 from gsa.train.peak import block_flops, synchronise
 
-WORK_SECONDS = 1.0  # of one measured pass forward and backward, at the matmul rate; a larger one is cut
-LEAST_TOKENS = 32  # that are measured
-ENOUGH_SECONDS = 0.5  # of repeated runs
-RUNS = (2, 9)  # at least and at most
+WORK_SECONDS = 1.0  # for one pass forward and backward at the matmul rate; a longer one is measured on fewer tokens
+LEAST_TOKENS = 32  # to measure on
+ENOUGH_SECONDS = 0.5  # of repeated runs, after which no further one is made
+RUNS = (2, 9)  # fewest and most of a measurement
 Passes = Callable[[int, int], Tensor]
 """A loss of so many rows of so many tokens."""
 

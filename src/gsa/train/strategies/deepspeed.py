@@ -101,7 +101,7 @@ class DeepSpeed(Distributed):
         self._factor = float(self.world_size)
 
     def discard(self) -> None:
-        # A micro-batch that ends the step if there is none, for DeepSpeed can only let go of complete gradients.
+        # DeepSpeed can only drop gradients that are complete: this micro-batch, which adds nothing, completes them.
         self._pass()
         self._factor = None
         self.step(0.0)

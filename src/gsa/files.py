@@ -17,8 +17,8 @@ from safetensors import SafetensorError
 
 from gsa.errors import GSAError
 
-OLD = ".old"  # behind the name of a folder that is about to be replaced
-UNFINISHED = ".unfinished"  # behind the name of a file that is being written
+OLD = ".old"  # suffix of a folder that is being replaced
+UNFINISHED = ".unfinished"  # suffix of a file that is being written
 
 
 def read_json(path: Path, *, made_by: str | None = None) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def read_json(path: Path, *, made_by: str | None = None) -> dict[str, Any]:
         raise GSAError(f"{path}: there is no such file{hint}") from None
     except OSError as error:
         raise GSAError(f"{path}: cannot be read: {error}") from None
-    except (ValueError, RecursionError) as error:  # also a number of too many digits, or brackets within brackets
+    except (ValueError, RecursionError) as error:  # also for numbers of too many digits, and brackets nested too deep
         raise GSAError(f"{path}: not JSON: {error}") from None
     if not isinstance(fields, dict):
         raise GSAError(f"{path}: expected a JSON object, got {type(fields).__name__}")
@@ -39,7 +39,10 @@ def read_json(path: Path, *, made_by: str | None = None) -> dict[str, Any]:
 
 @contextmanager
 def written(path: Path) -> Iterator[Path]:
-    """A place to write to; what was written gets its name at the end, at once. Of several, the last is named first."""
+    """A temporary path to write a file to, which is synced and renamed to `path` when the block ends without an error.
+
+    So there is never half a file under that name. Where one `with` opens several, the last is renamed first.
+    """
     place = unfinished(path)
     try:
         yield place
@@ -51,7 +54,7 @@ def written(path: Path) -> Iterator[Path]:
 
 
 def unfinished(path: Path) -> Path:
-    """Where a file is until it is whole: hidden, beside its name; another place each time, since two may write it."""
+    """A hidden path beside `path` for a file that is being written; a new one each time, since two may write it."""
     hidden = _hidden(path)
     return hidden.with_name(hidden.name + UNFINISHED)
 
@@ -70,7 +73,7 @@ def full_disk_explained(folder: Path) -> Iterator[None]:
         ) from None
 
 
-_held: set[int] = set()  # locks of this process
+_held: set[int] = set()  # open folders that this process has locked
 
 
 def _let_go() -> None:
@@ -80,7 +83,7 @@ def _let_go() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    # Else a child that outlives this process, such as one that loads data, would go on holding the lock.
+    # Otherwise a child process that outlives this one, such as one that loads data, would still hold the lock.
     os.register_at_fork(after_in_child=_let_go)
 
 
@@ -144,7 +147,7 @@ def whole_folder(path: Path, operation: str, needed: int) -> Iterator[Path]:
 
 
 def _place(fresh: Path, path: Path) -> None:
-    """Gives a folder its name; one that has it already steps aside first, and is removed when the new one is safe."""
+    """Renames `fresh` to `path`. A folder of that name becomes NAME.old, and is removed when the new one is on disk."""
     old = path.with_name(path.name + OLD)
     if path.exists() and any(path.iterdir()):
         if old.exists():
@@ -162,11 +165,11 @@ def _place(fresh: Path, path: Path) -> None:
 
 
 def discard(path: Path) -> None:
-    """Removes a folder; first it loses its name, so that no half of it is ever found there."""
+    """Removes a folder, after renaming it, so that nobody ever finds half of it under its name."""
     hidden = _hidden(path)
     os.rename(path, hidden)
     sync(path.parent)
-    # What cannot be removed now is only in the way of space: it is tried again when leftovers are removed.
+    # What cannot be removed now only takes space: it is tried again when leftovers are removed.
     shutil.rmtree(hidden, ignore_errors=True)
 
 
@@ -187,7 +190,7 @@ def sync(path: Path) -> None:
 
 
 def byte_count(count: int) -> str:
-    """So many bytes in words."""
+    """A number of bytes in words, e.g. `1.5 GB`."""
     for unit, size in (("GB", 2**30), ("MB", 2**20), ("KB", 2**10)):
         if count >= size:
             return f"{count / size:.1f} {unit}"

@@ -55,7 +55,7 @@ def _check(value: Any, allowed: tuple[type, ...], limits: dict[str, Any], name: 
 def _finite(number: float) -> bool:
     try:
         return math.isfinite(number)
-    except OverflowError:  # a whole number beyond all floating ones
+    except OverflowError:  # an int too large for a float
         return False
 
 
@@ -77,7 +77,7 @@ def _types(options: type[Any]) -> dict[str, tuple[type, ...]]:
 
 @cache
 def _limits(options: type) -> dict[str, dict[str, Any]]:
-    """What each field was limited to; a class that only changes a default keeps the limits of the class above."""
+    """The limits of each field; a class that only changes a default keeps the limits of its base class."""
     found: dict[str, dict[str, Any]] = {}
     for base in reversed(options.__mro__):
         for name, entry in getattr(base, "__dataclass_fields__", {}).items():

@@ -45,7 +45,7 @@ def test_from_text_to_tokens(tmp_path: Path, capsys: pytest.CaptureFixture) -> N
 def test_max_tokens_ends_at_a_block_and_is_part_of_the_record(
     tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gsa.data.blocks.BLOCK", 10_000)
+    monkeypatch.setattr("gsa.data.portions.PORTION_BYTES", 10_000)
     prepare = (
         "data",
         "prepare",

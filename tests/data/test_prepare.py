@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from gsa.data import blocks, worker
+from gsa.data import portions, worker
 from gsa.data import prepare as module
 from gsa.data.prepare import prepare
 from gsa.data.record import Progress
@@ -30,7 +30,7 @@ from tests.data.cases import PACK, contents, documents, jsonl, parquet, read_doc
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "BLOCK", 2000)
+    monkeypatch.setattr(portions, "PORTION_BYTES", 2000)
 
 
 def corpus(folder: Path) -> list[str]:
@@ -63,8 +63,8 @@ def test_nothing_is_lost_and_processes_change_nothing(tmp_path: Path, bpe: str, 
 
 COMMAND = """
 import sys, time
-from gsa.data import blocks, prepare
-blocks.BLOCK = 2000
+from gsa.data import portions, prepare
+portions.PORTION_BYTES = 2000
 source, tokenizer, out, stop = sys.argv[1:]
 record = prepare.record
 
@@ -322,9 +322,9 @@ def test_whatever_fails_in_a_worker_is_told() -> None:
         """As `tokenizers` raises it."""
 
     assert worker._tried(lambda: 5) == 5
-    assert worker._tried(lambda: fail(GSAError("data: x"))) == worker._Failure("data: x", True)
+    assert worker._tried(lambda: fail(GSAError("data: x"))) == worker._Failure("data: x", GSAError)
     told = worker._tried(lambda: fail(Exception("no such token")))
-    assert told == worker._Failure("data: the tokenizer cannot encode this: no such token", True)
+    assert told == worker._Failure("data: the tokenizer cannot encode this: no such token", GSAError)
     assert "Panic: oh" in worker._tried(lambda: fail(Panic("oh"))).message
 
 

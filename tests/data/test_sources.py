@@ -11,9 +11,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from gsa.data import blocks, sources
-from gsa.data.blocks import Block, Position, read_blocks
+from gsa.data import portions, sources
 from gsa.data.documents import Findings, texts
+from gsa.data.portions import Portion, Position, read_portions
 from gsa.data.sources import plan
 from gsa.errors import GSAError
 from tests.data.cases import PACK, documents, jsonl, parquet, text
@@ -24,15 +24,15 @@ def read(*paths: Path | str, strict: bool = False, **options: object) -> tuple[l
     inputs = [entry for group in plan([str(path) for path in paths], **options) for entry in group]
     findings = Findings(strict)
     found: list[str] = []
-    for block in read_blocks(inputs, "text"):
-        for part in texts(block.parts, "text", findings):
+    for portion in read_portions(inputs, "text"):
+        for part in texts(portion.parts, "text", findings):
             found = [*found, part.text] if part.begins else [*found[:-1], found[-1] + part.text]
     return found, findings
 
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "BLOCK", 512)
+    monkeypatch.setattr(portions, "PORTION_BYTES", 512)
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -81,7 +81,7 @@ def test_a_dataset_is_streamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.usefixtures("small_blocks")
 def test_reading_goes_on_from_any_block(tmp_path: Path) -> None:
-    """From the position of each block, the blocks that follow are those that followed it."""
+    """From the position of each portion, the portions that follow are those that followed it."""
     (tmp_path / "a.txt").write_text(text(3000))
     (tmp_path / "b.txt.gz").write_bytes(gzip.compress(text(3000, 1).encode()))
     (tmp_path / "c.jsonl.zst").write_bytes(PACK[".zst"](jsonl(documents(20))))
@@ -92,14 +92,14 @@ def test_reading_goes_on_from_any_block(tmp_path: Path) -> None:
     (tmp_path / "g.txt").touch()
     (inputs,) = plan([str(tmp_path)])
 
-    def parts(block: Block) -> object:
-        return block.begin, block.parts
+    def parts(portion: Portion) -> object:
+        return portion.begin, portion.parts
 
-    whole = [parts(block) for block in read_blocks(inputs, "text")]
+    whole = [parts(portion) for portion in read_portions(inputs, "text")]
     assert len(whole) > 20
     for i, (begin, _) in enumerate(whole):
         assert isinstance(begin, Position)
-        assert [parts(block) for block in read_blocks(inputs, "text", begin)] == whole[i:]
+        assert [parts(portion) for portion in read_portions(inputs, "text", begin)] == whole[i:]
 
 
 def test_folders_are_read_in_order_without_what_is_hidden_or_excluded(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_several_packed_files_in_one_are_one(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("small_blocks")
 def test_a_row_too_long_for_memory_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "LONGEST_ROW", 2000)
+    monkeypatch.setattr(portions, "LONGEST_ROW", 2000)
     (tmp_path / "a.jsonl").write_bytes(jsonl(["one", "x" * 5000, "two", "y" * 9000]))
     found, findings = read(tmp_path / "a.jsonl")
     assert found == ["one", "two"]
@@ -278,10 +278,10 @@ def test_a_file_that_changes_meanwhile_is_an_error(tmp_path: Path) -> None:
     (inputs,) = plan([str(tmp_path)])
     (tmp_path / "a.txt").write_text("after, and longer")
     with pytest.raises(GSAError, match=r"a\.txt has changed since"):
-        list(read_blocks(inputs, "text"))
+        list(read_portions(inputs, "text"))
     (tmp_path / "a.txt").unlink()
     with pytest.raises(GSAError, match=r"a\.txt cannot be read any more"):
-        list(read_blocks(inputs, "text"))
+        list(read_portions(inputs, "text"))
 
 
 def test_json_over_several_lines_is_text(tmp_path: Path) -> None:
@@ -370,11 +370,11 @@ def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
 def test_blocks_of_columns_are_small_however_well_they_are_packed(tmp_path: Path) -> None:
     parquet(tmp_path / "a.parquet", ["x" * 40_000] * 200 + [None] * 50_000, group=100_000)
     sizes = []
-    for block in read_blocks(plan([str(tmp_path)])[0], "text"):
-        sizes.append(block.size)
-        assert sum(len(part.data) for part in block.parts) <= blocks.BLOCK // blocks.VALUE
-    assert max(sizes) < blocks.BLOCK
-    assert sum(sizes) == 200 * 40_000 + 50_200 * blocks.VALUE
+    for portion in read_portions(plan([str(tmp_path)])[0], "text"):
+        sizes.append(portion.size)
+        assert sum(len(part.data) for part in portion.parts) <= portions.PORTION_BYTES // portions.VALUE_BYTES
+    assert max(sizes) < portions.PORTION_BYTES
+    assert sum(sizes) == 200 * 40_000 + 50_200 * portions.VALUE_BYTES
 
 
 def test_a_dataset_that_changes_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -415,5 +415,5 @@ def test_a_dataset_of_the_hub_is_read_at_the_commit_that_was_planned(monkeypatch
     with pytest.raises(
         GSAError, match=r"some/name:small:test could not be read on: cut off\..*the same command goes on"
     ):
-        list(read_blocks(inputs, "text"))
+        list(read_portions(inputs, "text"))
     assert asked == [(("some/name", "small"), "abc")] * 2

@@ -12,7 +12,7 @@ from gsa.models.loss import linear_cross_entropy, next_token_labels
 
 @pytest.fixture(params=[1, 7, 10_000], ids=["row by row", "few rows", "at once"])
 def _pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loss_module, "PIECE", request.param * 13)
+    monkeypatch.setattr(loss_module, "LOGITS_AT_ONCE", request.param * 13)
 
 
 def inputs(dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -135,6 +135,6 @@ print("it goes on")
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
-    operations = ("gsa_linear_attention", "gsa_slot_attention", "gsa_selective_scan", "matvec")
+    operations = ("gated_linear_attention", "gated_slot_attention", "selective_scan", "matvec")
     expected = [f"{operation}: the native engine could not get its working memory" for operation in operations]
     assert run.stdout.splitlines() == [*expected, "it goes on"]

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from gsa.errors import GSAError
-from gsa.train.engines import Engine
 from gsa.train.loop import Trainer
 from gsa.train.run import train
+from gsa.train.strategies import Strategy
 from tests.train.runs import losses, prepared, run_settings
 
 
@@ -25,7 +25,7 @@ def break_steps(monkeypatch: pytest.MonkeyPatch, steps: set[int]) -> None:
     step = Trainer._step
 
     def broken(self: Trainer, *args: object) -> object:
-        weight = self.engine.model.model.layers[1].mlp_norm.weight
+        weight = self.strategy.model.model.layers[1].mlp_norm.weight
         kept = weight.detach().clone()
         if self.position.step in steps:
             with torch.no_grad():
@@ -76,13 +76,13 @@ def test_outputs_and_gradients_are_told_apart(folder: Path, tmp_path: Path, monk
     def spoil(module: torch.nn.Module, inputs: object, output: torch.Tensor) -> torch.Tensor:
         return output * torch.inf
 
-    start = Engine.start
+    start = Strategy.start
 
-    def started(self: Engine, *args: object, **options: object) -> None:
+    def started(self: Strategy, *args: object, **options: object) -> None:
         start(self, *args, **options)  # type: ignore[arg-type]
         self.model.model.layers[0].mlp.down_proj.register_forward_hook(spoil)
 
-    monkeypatch.setattr(Engine, "start", started)
+    monkeypatch.setattr(Strategy, "start", started)
     with pytest.raises(GSAError, match=r"output of model.layers.0.mlp"):
         train(run_settings(folder, str(tmp_path / "run"), max_skipped=1))
 

@@ -265,12 +265,14 @@ def runnable(entrants: dict[str, Run], where: str, notes: list[str]) -> dict[str
     """Those that run once without an error. What became of the others goes to the notes; ours may only lack memory."""
     import torch
 
+    from gsa.errors import OutOfMemory
+
     able = {}
     for name, run in entrants.items():
         try:
             run()
             torch.cuda.synchronize()
-        except torch.OutOfMemoryError:
+        except (OutOfMemory, torch.OutOfMemoryError):  # of ours, and of the others
             notes.append(f"{name}, {where}: out of memory")
         except Exception as error:
             if name == "slots":

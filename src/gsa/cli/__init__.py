@@ -7,14 +7,15 @@ import sys
 from typing import Any
 
 from gsa.cli.console import tell
-from gsa.errors import GSAError
+from gsa.errors import GSAError, memory_errors
 
 
 def main(args: list[str] | None = None) -> None:
     """Runs the command line; errors a user can cause end in one line and exit code 2, Ctrl-C in 130."""
     try:
         try:
-            _run(sys.argv[1:] if args is None else args)
+            with memory_errors("command"):
+                _run(sys.argv[1:] if args is None else args)
         finally:
             if args is None:  # the process ends here, and another Ctrl-C would only disturb that
                 signal.signal(signal.SIGINT, signal.SIG_IGN)

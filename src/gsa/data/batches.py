@@ -63,7 +63,7 @@ class Rows:
         inside = (
             self.tokens.document_starts(begin + 1, end) - begin if self.reset_at_documents else np.zeros(0, np.int64)
         )
-        # Of one-token documents only, nothing could be predicted: they are one.
+        # A row of one-token documents only would leave nothing to predict: it counts as one document.
         return np.concatenate([[0], inside if len(inside) < end - begin - 1 else inside[:0]])
 
 

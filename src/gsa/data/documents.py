@@ -1,4 +1,4 @@
-"""From the raw parts of a block to texts, and from those to tokens. What is wrong with a row is counted by kind."""
+"""From the raw parts of a portion to texts, and from those to tokens. What is wrong with a row is counted by kind."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gsa.data.blocks import Missing, Part, read_blocks
+from gsa.data.portions import Missing, Part, read_portions
 from gsa.data.sources import Input
 from gsa.data.tokenizer import Tokenizer
 from gsa.errors import GSAError
@@ -39,7 +39,7 @@ class Text:
 
 @dataclass
 class Findings:
-    """What was not as it should be. Strict: the first such thing raises."""
+    """Rows and bytes that could not be read, counted; if strict, the first of them raises."""
 
     strict: bool
     bad_rows: Counter[str] = field(default_factory=Counter)
@@ -57,7 +57,7 @@ class Findings:
 
 
 def texts(parts: Sequence[Part], text_field: str, findings: Findings) -> Iterator[Text]:
-    """The documents in the parts of a block."""
+    """The documents in the parts of a portion."""
     for part in parts:
         if part.kind == "text":
             yield from _of_text(part, findings)
@@ -81,8 +81,8 @@ def no_text(sources: Sequence[str], inputs: Sequence[Input], text_field: str, ba
 
 def _first_fields(inputs: Sequence[Input]) -> str:
     """The names of the fields in the first row of all that is a JSON object."""
-    for block in read_blocks([entry for entry in inputs if entry.kind == "jsonl"], ""):
-        for line in (line for part in block.parts if isinstance(part.data, bytes) for line in part.data.split(b"\n")):
+    for portion in read_portions([entry for entry in inputs if entry.kind == "jsonl"], ""):
+        for line in (line for part in portion.parts if isinstance(part.data, bytes) for line in part.data.split(b"\n")):
             try:
                 row = json.loads(line.removeprefix(codecs.BOM_UTF8))
             except (ValueError, RecursionError):
@@ -162,7 +162,7 @@ def _where(part: Part, number: int) -> str:
 
 @dataclass
 class Encoded:
-    """A block as tokens: ids with end of text after each document, where documents begin, and what was counted."""
+    """A portion as tokens: ids with end of text after each document, where documents begin, and what was counted."""
 
     tokens: NDArray[Any]
     starts: NDArray[np.int64]
@@ -172,21 +172,22 @@ class Encoded:
 
 
 def encode_parts(parts: Sequence[Part], text_field: str, strict: bool, tokenizer: Tokenizer) -> Encoded:
-    """The tokens of a block."""
+    """The tokens of a portion."""
     findings = Findings(strict)
     documents = list(texts(parts, text_field, findings))
     continues = bool(documents) and not documents[0].begins
-    assert all(document.begins for document in documents[1:]), "a block ends where a text is cut"
+    # A portion ends where a text is cut, so only its first text can go on from the portion before.
+    assert all(document.begins for document in documents[1:])
     ids = tokenizer.encode([document.text for document in documents], continues=continues)
     end = np.array([tokenizer.eos_id], tokenizer.dtype)
     rows: list[NDArray[Any]] = [np.empty(0, tokenizer.dtype)]
     starts = []
-    at = 0
+    position = 0
     for document, row in zip(documents, ids, strict=True):
         if document.begins:
-            starts.append(at)
+            starts.append(position)
         rows += [row, end] if document.ends else [row]
-        at += len(row) + document.ends
+        position += len(row) + document.ends
     return Encoded(
         tokens=np.concatenate(rows, dtype=tokenizer.dtype),
         starts=np.array(starts, np.int64),

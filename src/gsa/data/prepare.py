@@ -1,6 +1,6 @@
 """From sources to shards of tokens, in several processes, with bounded memory, to be taken up again where it stopped.
 
-One process reads blocks in order and writes tokens in order; workers encode in between. So the result is the same
+One process reads portions in order and writes tokens in order; workers encode in between. So the result is the same
 bytes for any number of workers, and for any number of interruptions. Each document ends with end of text. A document
 is encoded in pieces of some ten thousand characters, cut at line ends where possible: no token crosses such a cut.
 """
@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from gsa.data.blocks import BLOCK, Position, read_blocks
 from gsa.data.documents import no_text
+from gsa.data.portions import PORTION_BYTES, Position, read_portions
 from gsa.data.record import PROGRESS, TIMES, Progress, begun, compare, manifest_of, record, settings_of, total_size
 from gsa.data.report import Report
 from gsa.data.shards import MANIFEST, TOKENIZER, Manifest, Tokens
@@ -47,7 +47,7 @@ def prepare(
 ) -> Manifest:
     """The manifest of a folder with the tokens of all sources, which `gsa.data.shards.Tokens` opens.
 
-    With `max_tokens` it ends after the block of about a megabyte in which so many tokens are reached.
+    With `max_tokens` it ends after the portion of about a megabyte in which so many tokens are reached.
 
     The same call again goes on after the last shard that was finished, and has nothing to do if all are. A call with
     other sources, another tokenizer or other options for the same folder is refused.
@@ -81,8 +81,8 @@ def prepare(
         tokenizer.save(out / TOKENIZER)
         task = Task(str(out / TOKENIZER), tokenizer.fingerprint, field, strict)
         with Report(total_size(inputs), _done(inputs, state), show=progress) as report:
-            done = _work(out, inputs, settings, state, tokenizer, task, workers, report)
-            manifest = manifest_of(done, settings, tokenizer)
+            finished = _work(out, inputs, settings, state, tokenizer, task, workers, report)
+            manifest = manifest_of(finished, settings, tokenizer)
             if not manifest.tokens:
                 raise no_text(sources, inputs, field, manifest.bad_rows)
             write_text(out / MANIFEST, manifest.to_json())
@@ -106,26 +106,26 @@ def _work(
     workers: int,
     report: Report,
 ) -> Progress:
-    """Encodes all blocks from where the work stands, and keeps a record after each shard."""
+    """Encodes all portions from where the work stands, and keeps a record after each shard."""
     writer = ShardWriter(out, tokenizer.dtype, settings["shard_tokens"], state.shards)
     made = sum(shard.token_count for shard in state.shards)
-    blocks = read_blocks(inputs, task.field, Position(state.input, state.offset, state.line))
+    portions = read_portions(inputs, task.field, Position(state.input, state.offset, state.line))
     try:
-        with Workers(min(workers, _most_useful(inputs)), task) as pool:
-            for block, encoded in pool.encode(blocks):
-                at = state.skip
-                state = replace(state, **asdict(block.begin), skip=0)
-                while at < len(encoded.tokens):
-                    starts = encoded.starts[np.searchsorted(encoded.starts, at) :] - at
-                    taken = writer.append(encoded.tokens[at:], starts)
-                    at += taken
+        with Workers(min(workers, _useful_workers(inputs)), task) as pool:
+            for portion, encoded in pool.encode(portions):
+                done = state.skip
+                state = replace(state, **asdict(portion.begin), skip=0)
+                while done < len(encoded.tokens):
+                    starts = encoded.starts[np.searchsorted(encoded.starts, done) :] - done
+                    taken = writer.append(encoded.tokens[done:], starts)
+                    done += taken
                     made += taken
                     if writer.room == 0:
                         writer.finish()
                         state = replace(state, shards=list(writer.shards))
-                        record(out, settings, replace(state, skip=at))
+                        record(out, settings, replace(state, skip=done))
                 state = state.after(encoded)
-                report.update(block.consumed, made)
+                report.update(portion.consumed, made)
                 if settings["max_tokens"] is not None and made >= settings["max_tokens"]:
                     break
         if not writer.empty:
@@ -141,11 +141,11 @@ def _done(inputs: list[Input], state: Progress) -> tuple[int, int]:
     return read, sum(shard.token_count for shard in state.shards)
 
 
-def _most_useful(inputs: list[Input]) -> int:
-    """How many workers could have a block each, where that is known."""
+def _useful_workers(inputs: list[Input]) -> int:
+    """How many workers could have a portion each, where that is known."""
     if any(entry.kind not in ("text", "jsonl") or entry.compression for entry in inputs):
         return usable_cores()
-    return (total_size(inputs) or 0) // BLOCK + 1
+    return (total_size(inputs) or 0) // PORTION_BYTES + 1
 
 
 def _finished(out: Path, settings: dict[str, Any], tokenizer: Tokenizer, show: bool) -> Manifest:
@@ -169,7 +169,7 @@ def _finished(out: Path, settings: dict[str, Any], tokenizer: Tokenizer, show: b
 
 
 def _check_room(out: Path, inputs: list[Input], tokenizer: Tokenizer, max_tokens: int | None, state: Progress) -> None:
-    """Raises if the disk is surely too small: at six bytes of text per token, more than nearly all text has."""
+    """Raises if the disk is surely too small: a token counts as six bytes of text, more than most have."""
     tokens = sum(entry.text_size for entry in inputs) // (1 if tokenizer.vocab_size <= 257 else 6)
     tokens = tokens if max_tokens is None else min(tokens, max_tokens)
     written = sum(shard.tokens_size for shard in state.shards)

@@ -27,20 +27,30 @@ IN_MANIFEST = ("field", "shard_tokens", "exclude", "max_tokens", *HASHES)
 
 @dataclass(frozen=True)
 class Progress:
-    """How far the work is: all of `shards`, which end `skip` tokens after the beginning of the block at a position."""
+    """How far the work is: which shards are finished, and where in the inputs the next one begins.
+
+    The next shard begins `skip` tokens into the portion that begins at `input`, `offset`, `line`.
+    """
 
     input: int = 0
+    """Number of the input in which the portion begins."""
     offset: int = 0
+    """Bytes or rows before the portion in that input."""
     line: int = 0
+    """Lines or rows before the portion in that input."""
     skip: int = 0
+    """Tokens of the portion that are in finished shards."""
     text_bytes: int = 0
-    """This and what follows: of all blocks before that one."""
+    """Bytes of text in all portions before this one."""
     bad_rows: dict[str, int] = field(default_factory=dict)
+    """Rows left out of all portions before this one, by what was wrong."""
     undecodable_bytes: int = 0
+    """Bytes that were not UTF-8 in all portions before this one."""
     shards: list[Shard] = field(default_factory=list)
+    """The shards that are finished."""
 
     def after(self, encoded: Encoded) -> Progress:
-        """The same with a block's counts added."""
+        """The same with the counts of one more portion."""
         return replace(
             self,
             text_bytes=self.text_bytes + encoded.text_bytes,
@@ -102,7 +112,7 @@ def compare(out: Path, then: dict[str, Any], now: dict[str, Any]) -> None:
 
 
 def _short(name: str, value: Any) -> str:
-    if name == "sources":  # their sizes are among the files
+    if name == "sources":  # only names: sizes that differ are found by the hash of the files
         sources = value if isinstance(value, list) else [value]
         return ", ".join(str(source.get("name") if isinstance(source, dict) else source) for source in sources)
     return value[:12] if isinstance(value, str) else json.dumps(value)
@@ -114,7 +124,7 @@ def record(out: Path, settings: dict[str, Any], progress: Progress) -> None:
 
 
 def begun(out: Path, settings: dict[str, Any], dtype: str) -> Progress:
-    """How far the work in a folder is; a new folder, and one without any shard yet, gets a record that it was begun."""
+    """How far the work in a folder is; without a finished shard it begins anew, and that is recorded."""
     if not (out / PROGRESS).exists():
         others = [path.name for path in out.iterdir() if not path.name.endswith(UNFINISHED)]
         if others:

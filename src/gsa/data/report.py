@@ -13,7 +13,7 @@ from gsa.data.tokenizer import Tokenizer
 
 LINE_SECONDS = 30.0
 LETTERS = ["a", "Z", "7", "\n", "\t", "~", "é", "я", "א", "東", "ไ", "😀"]
-"""What to try a tokenizer with."""
+"""Characters of many scripts, to try a tokenizer with."""
 
 
 class Report:
@@ -75,7 +75,7 @@ class Report:
         return f"{line}, {100 * self._bytes / max(self.total, 1):.0f}%, {left / 60:.0f} min left"
 
     def summary(self, manifest: Manifest, folder: str, tokenizer: Tokenizer) -> None:
-        """The last word: counts, speed, and what was left out."""
+        """Prints counts, speed, and what was left out."""
         if not self.show:
             return
         seconds = time.monotonic() - self._began

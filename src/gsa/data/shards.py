@@ -86,12 +86,12 @@ class Manifest:
         if values.pop("format", None) != FORMAT:
             raise GSAError(f"{path}: expected format {FORMAT}, as this version of gsa writes")
         manifest: Manifest = checked(cls, values, str(path))
-        at = 0
         for i, shard in enumerate(manifest.shards):
             if (shard.tokens, shard.documents) != shard_names(i):
                 raise GSAError(f"{path}: shard {i} is {shard.tokens!r}, {shard.documents!r}; expected {shard_names(i)}")
-            at += shard.token_count
-        if at != manifest.tokens or sum(shard.document_count for shard in manifest.shards) != manifest.documents:
+        tokens = sum(shard.token_count for shard in manifest.shards)
+        documents = sum(shard.document_count for shard in manifest.shards)
+        if (tokens, documents) != (manifest.tokens, manifest.documents):
             raise GSAError(f"{path}: the counts of the shards do not add up to the counts of the whole")
         if manifest.dtype != token_dtype(manifest.tokenizer.vocab_size):
             raise GSAError(
@@ -156,8 +156,8 @@ def npy_header(dtype: str, count: int) -> bytes:
 class Tokens:
     """All tokens of a folder as one long row, read from disk as they are asked for.
 
-    Positions count from the first token of the first shard. May be pickled, e.g. for workers of a DataLoader: what is
-    open is opened again where it is used.
+    Positions count from the first token of the first shard. May be pickled, e.g. for workers of a DataLoader: they open
+    the files again.
 
     >>> tokens = Tokens.open("data/books")  # doctest: +SKIP
     >>> tokens.read(0, 2048), tokens.document_starts(0, 2048)  # doctest: +SKIP
@@ -249,8 +249,7 @@ class Tokens:
 
     def _map(self, name: str, count: int) -> NDArray[Any]:
         if name not in self._mapped:
-            # Nothing can be mapped where there is nothing.
-            mode: Any = "r" if count else None
+            mode: Any = "r" if count else None  # an empty file cannot be mapped
             self._mapped[name] = np.load(self.folder / name, mmap_mode=mode, allow_pickle=False)
         return self._mapped[name]
 

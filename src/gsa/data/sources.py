@@ -1,4 +1,4 @@
-"""Sources: what a user names, as a list of inputs in a fixed order. `blocks.py` reads them.
+"""Sources: what a user names, as a list of inputs in a fixed order. `portions.py` reads them.
 
     a file       one document of text, whatever its extension; .jsonl has one in each row, .parquet too
     a folder     all files in it and beneath it, in the order of their names, but not hidden ones
@@ -29,7 +29,7 @@ from gsa.errors import GSAError
 ROWS = {".jsonl", ".ndjson"}
 ARCHIVES = ("7z", "bz2", "rar", "tar", "tgz", "xz", "zip")
 OTHERS = ("arrow", "bin", "docx", "epub", "gif", "jpeg", "jpg", "mp3", "mp4", "npy", "npz", "pdf", "pkl", "png", "pt")
-# What is surely no text, so that the message can be about the format rather than about a byte in it.
+# Files that are surely no text: the error then names the format, not the first byte that is not UTF-8.
 BINARY = {f".{name}" for name in (*ARCHIVES, *OTHERS)}
 TEXT_COLUMNS = ("string", "large_string", "string_view", "binary", "large_binary", "binary_view", "null")
 SNIFFED = 1 << 16
@@ -250,7 +250,7 @@ def _version(dataset: str) -> tuple[str, int | None]:
     if not Path(dataset).exists():
         from huggingface_hub import HfApi
 
-        # One look without the retries of a download: a name that is wrong is told at once.
+        # One request without the retries of a download, so that a wrong name is an error at once.
         return str(HfApi().dataset_info(dataset, timeout=10).sha), None
     files = _files(Path(dataset)) if Path(dataset).is_dir() else [Path(dataset)]
     status = {str(path): path.stat() for path in files}

@@ -1,4 +1,4 @@
-"""Bytes of a file, plain or compressed, in reads of bounded size. Damage ends a file, and is not its end."""
+"""Bytes of a file, plain or compressed, in reads of bounded size. Reading ends at the first damage, which is told."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from gsa.data.optional import optional
 
 COMPRESSIONS = {".gz": "gz", ".zst": "zst"}
 MAGIC = {"gz": (b"\x1f\x8b",), "zst": (b"\x28\xb5\x2f\xfd", *(bytes([0x50 + i, 0x2A, 0x4D, 0x18]) for i in range(16)))}
-"""How such files begin; in zst, what is to be skipped may come first."""
+"""The first bytes of such files; a zst file may also begin with a frame that is to be skipped."""
 LONGEST_ROW = 1 << 26
 """A longer row of a .jsonl file is a bad one: it would have to be in memory as a whole."""
-# Little goes in at a time, as a byte may stand for thousands.
+# Bytes taken at a time: few, since one compressed byte may become thousands.
 GZ_INPUT, GZ_OUTPUT, ZST_INPUT = 1 << 16, 1 << 18, 1 << 11
 
 
 class Stream:
-    """Reads what a file holds once it is unpacked. `damage` says what was wrong, once all that could be read was."""
+    """Reads the unpacked content of a file. `damage` is set when reading has come to it, and says what is wrong."""
 
     def __init__(self, file: BinaryIO, compression: str | None) -> None:
         self.damage: str | None = None

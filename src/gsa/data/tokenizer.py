@@ -23,7 +23,7 @@ BUILT_IN = ("bytes", "mistral")
 JSON, CONFIG = "tokenizer.json", "tokenizer_config.json"
 BESIDE = ("special_tokens_map.json", "generation_config.json", "config.json", "chat_template.jinja")
 END_OF_TEXT = "<|endoftext|>"
-PIECE = 1 << 14
+PIECE_CHARACTERS = 1 << 14
 """Longest text, in characters, that is encoded in one go."""
 
 
@@ -207,7 +207,7 @@ def config_text(*, eos: str, bos: str | None = None, unk: str | None = None) -> 
 
 
 def utf8(text: str) -> bytes:
-    """The bytes of a text; half a surrogate pair is no text."""
+    """The UTF-8 bytes of a text; raises for half a surrogate pair, which is no character."""
     try:
         return text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -224,7 +224,7 @@ def checked_ids(ids: Sequence[int] | NDArray[Any], vocab_size: int) -> NDArray[n
     return values
 
 
-def pieces(text: str, limit: int = PIECE) -> Iterator[str]:
+def pieces(text: str, limit: int = PIECE_CHARACTERS) -> Iterator[str]:
     """A text cut into pieces of at most `limit` characters, always at the same places, which no token crosses.
 
     Encoders that treat a text as one word take time and memory out of proportion for long ones.

@@ -16,8 +16,8 @@ from gsa.data.tokenizer import BESIDE, CONFIG, END_OF_TEXT, JSON, Tokenizer, che
 from gsa.errors import GSAError
 from gsa.files import read_json
 
-GROUP = 1 << 18
-"""Characters that are handed over at once: what comes back takes a hundred times the room."""
+GROUP_CHARACTERS = 1 << 18
+"""Characters that `tokenizers` encodes in one call: its result takes about a hundred times as much memory."""
 KNOWN_ENDS = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>")
 
 
@@ -26,7 +26,9 @@ class JsonTokenizer(Tokenizer):
 
     def __init__(self, name: str, text: str, config: dict[str, Any], eos_id: int, chat_template: str | None = None):
         content = json.loads(text)
-        if content["model"].get("dropout") is not None:  # merges left out by chance: the same text, other ids each time
+        if (
+            content["model"].get("dropout") is not None
+        ):  # leaves out merges at random: the same text would get other ids each time
             content["model"]["dropout"] = None
             text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
         self.name, self._text, self._config, self.eos_id = name, text, config, eos_id
@@ -57,14 +59,14 @@ class JsonTokenizer(Tokenizer):
             for number, piece in enumerate(pieces(text)):
                 groups[number > 0 or (continues and i == 0)].append((i, piece))
                 waiting += len(piece)
-                if waiting > GROUP:
+                if waiting > GROUP_CHARACTERS:
                     self._flush(groups, results)
                     waiting = 0
         self._flush(groups, results)
         return [np.concatenate(parts) if parts else np.empty(0, self.dtype) for parts in results]
 
     def _flush(self, groups: dict[bool, list[tuple[int, str]]], results: list[list[NDArray[Any]]]) -> None:
-        # First pieces go first, so those of one text stay in order.
+        # The first piece of a text is in the first group, its others in the second: so they stay in order.
         for continues, group in groups.items():
             if not group:
                 continue
@@ -228,7 +230,7 @@ def downloaded(name: str) -> Path:
 
     try:
         if not isinstance(try_to_load_from_cache(name, JSON), str):
-            # One look without the retries of a download: a name that is wrong is told at once.
+            # One request without the retries of a download, so that a wrong name is an error at once.
             get_hf_file_metadata(hf_hub_url(name, JSON), timeout=10)
         found = Path(hf_hub_download(name, JSON))
     except hub_failures() as error:

@@ -12,8 +12,8 @@ from itertools import chain
 from pathlib import Path
 from threading import Thread
 
-from gsa.data.blocks import read_blocks
 from gsa.data.documents import Findings, no_text, texts
+from gsa.data.portions import read_portions
 from gsa.data.report import problems
 from gsa.data.sources import Input, plan
 from gsa.data.tokenizer import END_OF_TEXT, JSON, config_text, pieces
@@ -140,8 +140,8 @@ def _made(out: Path) -> Iterator[None]:
 def _read(inputs: list[Input], field: str, limit_bytes: int | None, findings: Findings) -> Iterator[str]:
     """All text in pieces; what is wrong with rows is counted."""
     read = 0
-    for block in read_blocks(inputs, field):
-        for document in texts(block.parts, field, findings):
+    for portion in read_portions(inputs, field):
+        for document in texts(portion.parts, field, findings):
             for piece in pieces(document.text):
                 yield piece
                 read += len(piece.encode())

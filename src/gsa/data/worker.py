@@ -1,4 +1,4 @@
-"""Worker processes that encode blocks: started bare, so that they hold a tokenizer and little else.
+"""Worker processes that encode portions: started bare, so that they hold a tokenizer and little else.
 
 A worker lives as long as the pipe to it: it ends by itself if the process that started it is killed. Nothing of the
 main script is imported in it, torch least of all, and Ctrl-C does not reach it.
@@ -20,21 +20,21 @@ from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from gsa.data.blocks import BLOCK, Block, Part
 from gsa.data.documents import Encoded, encode_parts
+from gsa.data.portions import PORTION_BYTES, Part, Portion
 from gsa.data.streams import LONGEST_ROW
-from gsa.errors import GSAError
+from gsa.errors import GSAError, memory_errors
 
 if TYPE_CHECKING:
     from gsa.data.tokenizer import Tokenizer
 
-# Before the path is set, the current folder is on it: nothing may be imported until then that is not built in.
+# Until Python's path is set here, the current folder is on it: only built-in modules may be imported before.
 _START = "import sys; sys.path[:] = sys.argv[2:]; from gsa.data.worker import serve; serve(sys.argv[1])"
 
 
 @dataclass(frozen=True)
 class Task:
-    """What a worker has to know before the first block."""
+    """What a worker has to know before the first portion."""
 
     tokenizer: str
     """Folder of the tokenizer."""
@@ -45,14 +45,15 @@ class Task:
 
 @dataclass(frozen=True)
 class _Failure:
-    """What went wrong in a worker: what a user did, or where our own code broke."""
+    """What went wrong in a worker."""
 
     message: str
-    users: bool
+    kind: type[Exception]
+    """What is raised for it: a GSAError for what a user did, RuntimeError for a defect of our own."""
 
 
 def serve(descriptor: str) -> None:
-    """The life of a worker: blocks come, tokens go, until there is nobody to send them to."""
+    """What a worker process runs: it receives portions and sends their tokens, until the pipe is closed."""
     connection: Connection[Any, Any] = Connection(int(descriptor))
     try:
         task: Task = connection.recv()
@@ -77,19 +78,20 @@ def _tokenizer(task: Task) -> Tokenizer:
 
 
 def _tried(work: Callable[[], Any]) -> Any:
-    """What a piece of work gives, or why it failed."""
+    """The result of the work, or why it failed."""
     try:
-        return work()
+        with memory_errors("data"):
+            return work()
     except GSAError as error:
-        return _Failure(str(error), True)
+        return _Failure(str(error), type(error))
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        # All there is, as whoever waits has to hear of it: `tokenizers` raises Exception itself for what it cannot
-        # encode, and a panic in it is not even one of those.
+        # Everything is caught, since the main process waits for an answer: `tokenizers` raises plain Exception for
+        # what it cannot encode, and a panic in its Rust code is a BaseException.
         if type(error) is Exception:
-            return _Failure(f"data: the tokenizer cannot encode this: {error}", True)
-        return _Failure(traceback.format_exc(), False)
+            return _Failure(f"data: the tokenizer cannot encode this: {error}", GSAError)
+        return _Failure(traceback.format_exc(), RuntimeError)
 
 
 class _Worker:
@@ -116,7 +118,7 @@ class _Worker:
                 f"data: a worker process ended ({reason}). What is finished stays, the same command goes on"
             ) from None
         if isinstance(result, _Failure):
-            raise GSAError(result.message) if result.users else RuntimeError(result.message)
+            raise result.kind(result.message)
         return result
 
     def end(self) -> None:
@@ -126,14 +128,14 @@ class _Worker:
 
 
 class Workers:
-    """Processes that encode blocks, of which only a few are under way at a time; results come in order."""
+    """Processes that encode portions, of which only a few are under way at a time; results come in order."""
 
     def __init__(self, count: int, task: Task) -> None:
         self._workers: list[_Worker] = []
         self._free: queue.Queue[_Worker] = queue.Queue()
         self._threads = ThreadPoolExecutor(count)
         self._ahead = 2 * count
-        self._most_bytes = 2 * BLOCK * self._ahead + LONGEST_ROW
+        self._max_bytes = 2 * PORTION_BYTES * self._ahead + LONGEST_ROW
         try:
             for _ in range(count):
                 self._workers.append(_Worker(task))
@@ -155,12 +157,12 @@ class Workers:
         for worker in self._workers:
             worker.end()
 
-    def encode(self, blocks: Iterable[Block]) -> Iterator[tuple[Block, Encoded]]:
-        """Each block with its tokens, in order."""
-        under_way: deque[tuple[Block, Future[Encoded]]] = deque()
-        for block in blocks:
-            under_way.append((block, self._threads.submit(self._encode, block.parts)))
-            while len(under_way) > self._ahead or sum(entry.size for entry, _ in under_way) > self._most_bytes:
+    def encode(self, portions: Iterable[Portion]) -> Iterator[tuple[Portion, Encoded]]:
+        """Each portion with its tokens, in order."""
+        under_way: deque[tuple[Portion, Future[Encoded]]] = deque()
+        for portion in portions:
+            under_way.append((portion, self._threads.submit(self._encode, portion.parts)))
+            while len(under_way) > self._ahead or sum(entry.size for entry, _ in under_way) > self._max_bytes:
                 first, result = under_way.popleft()
                 yield first, result.result()
         while under_way:

@@ -14,7 +14,7 @@ from typing import cast, overload
 import numpy as np
 from torch import Tensor
 
-from gsa.errors import GSAError, raised_by
+from gsa.errors import GSAError, OutOfMemory, raised_by
 from gsa.infer.model import Model
 from gsa.infer.places import places
 from gsa.infer.prefix import PrefixCache
@@ -65,7 +65,7 @@ class Engine:
         try:
             self._scheduler = Scheduler(places(self.model, batch_size))
         except (RuntimeError, TypeError) as error:  # what torch raises for sizes it cannot give
-            raise GSAError(f"engine: no memory for the states of {batch_size} sequences: {error}") from None
+            raise OutOfMemory(f"engine: no memory for the states of {batch_size} sequences: {error}") from None
         self._ids = count()
 
     @property

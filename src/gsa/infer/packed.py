@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gsa.mixers.parts import FeatureMap
+from gsa.mixers.activations import FeatureMap
 from gsa.ops.linear import MOST, matvec
 from gsa.ops.packed import DENSE, PackedWeight, pack
 

@@ -19,7 +19,7 @@ from gsa.infer.model import PIECE, Model
 from gsa.infer.prefix import PrefixCache
 from gsa.infer.state import State
 from gsa.infer.tokens import TokenHash
-from gsa.mixers.layout import describe
+from gsa.mixers.sequences import describe
 from gsa.models.state import ModelState
 
 Ids = Sequence[int] | Tensor | np.ndarray[Any, Any]

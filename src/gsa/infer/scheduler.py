@@ -14,7 +14,7 @@ from threading import RLock
 import torch
 from torch import Tensor
 
-from gsa.errors import GSAError
+from gsa.errors import GSAError, memory_errors
 from gsa.infer.model import PIECE
 from gsa.infer.places import Places
 from gsa.infer.requests import Generation, Request, Token
@@ -87,7 +87,7 @@ class Scheduler:
     @contextmanager
     def _guarded(self) -> Iterator[None]:
         """Around all that changes places: whatever is raised, no place stays with a state that is half made."""
-        with self._lock, torch.inference_mode():
+        with memory_errors("engine"), self._lock, torch.inference_mode():
             self._tidy()  # again, if that was interrupted
             try:
                 yield

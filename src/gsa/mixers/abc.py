@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from gsa.mixers.base import State
 from gsa.mixers.gsa import bounded_memory, normaliser, slot_memory, slot_memory_size
 from gsa.mixers.heads import HeadMixer, HeadOptions
-from gsa.mixers.layout import Layout
 from gsa.mixers.rotary import RotaryOptions
+from gsa.mixers.sequences import Sequences
 from gsa.ops import attention_with_bounded_memory
 from gsa.options import number
 
@@ -45,10 +45,12 @@ class BoundedMemoryAttention(HeadMixer):
         super().__init__(options)
         self.s_proj = nn.Linear(options.hidden_size, options.kv_heads * options.num_slots, bias=False)
 
-    def mix(self, x: Tensor, state: State | None, layout: Layout, keep: bool = True) -> tuple[Tensor, State | None]:
+    def mix(
+        self, x: Tensor, state: State | None, sequences: Sequences, return_state: bool = True
+    ) -> tuple[Tensor, State | None]:
         options = self.options
-        q, k, v, left = self.project(x, state, layout, keep)
-        q, k, counter = options.turn(q, k, state, layout)
+        q, k, v, left = self.project(x, state, sequences, return_state)
+        q, k, counter = options.turn(q, k, state, sequences)
         w = self.s_proj(x).unflatten(-1, (-1, options.num_slots))
         if options.gate_clamp:
             w = w.clamp(-options.gate_clamp, options.gate_clamp)
@@ -60,8 +62,8 @@ class BoundedMemoryAttention(HeadMixer):
             normalise=options.normalise,
             scale=options.scale,
             initial_state=bounded_memory(state),
-            output_final_state=keep,
-            cu_seqlens=layout.cu_seqlens,
+            output_final_state=return_state,
+            cu_seqlens=sequences.cu_seqlens,
         )
         y = self.output(o, x)
         return y, None if memory is None else {**memory._asdict(), **left, **counter}

@@ -11,7 +11,8 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from gsa.ops.state import compute_dtype
 
-QUERIES = 512  # that are taken at a time where their scores or masks are held
+QUERIES = 512
+"""Queries taken at a time where a mask or scores against all keys are held in memory."""
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, window: int | None, seen: Tensor | None = None) -> Tensor:

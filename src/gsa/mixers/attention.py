@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from gsa.mixers.attend import attend, attend_packed
 from gsa.mixers.base import Mixer, State
-from gsa.mixers.layout import Layout
-from gsa.mixers.parts import RMSNorm
+from gsa.mixers.norm import RMSNorm
 from gsa.mixers.rotary import RotaryOptions
+from gsa.mixers.sequences import Sequences
 from gsa.options import divides, number
 
 
@@ -82,40 +82,42 @@ class Attention(Mixer):
             self.q_norm = RMSNorm(K, eps)
             self.k_norm = RMSNorm(K, eps)
 
-    def mix(self, x: Tensor, state: State | None, layout: Layout, keep: bool = True) -> tuple[Tensor, State | None]:
+    def mix(
+        self, x: Tensor, state: State | None, sequences: Sequences, return_state: bool = True
+    ) -> tuple[Tensor, State | None]:
         options = self.options
         q, k, v = (proj(x).unflatten(-1, (-1, options.key_width)) for proj in (self.q_proj, self.k_proj, self.v_proj))
         if options.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
-        q, k, _ = options.turn(q, k, state, layout)
+        q, k, _ = options.turn(q, k, state, sequences)
         seen = None if state is None else state["position"]
-        now = layout.lengths() if seen is None else seen + layout.lengths()
-        if layout.packed:
-            o, k, v = self._packed(q, k, v, state, layout, keep)
+        now = sequences.lengths() if seen is None else seen + sequences.lengths()
+        if sequences.packed:
+            o, k, v = self._packed(q, k, v, state, sequences, return_state)
         else:
             if state is not None:
                 k, v = (torch.cat([state[name].to(new.dtype), new], 1) for name, new in (("k", k), ("v", v)))
             begun = state is not None and state["k"].shape[1] > 0
             o = attend(q, k, v, options.window, now if begun else None)
         y = self.o_proj(o.flatten(-2))
-        return y, {"k": self._kept(k), "v": self._kept(v), "position": now} if keep else None
+        return y, {"k": self._kept(k), "v": self._kept(v), "position": now} if return_state else None
 
     def _kept(self, x: Tensor) -> Tensor:
         """The keys or values that a later token can still see; a copy, since a view would keep the others too."""
         return x if self.options.window is None else x[:, max(x.shape[1] - self.options.window + 1, 0) :].clone()
 
     def _packed(
-        self, q: Tensor, k: Tensor, v: Tensor, state: State | None, layout: Layout, keep: bool
+        self, q: Tensor, k: Tensor, v: Tensor, state: State | None, sequences: Sequences, return_state: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Outputs [1, T, HQ, K], and keys and values [N, S, H, K] as the state holds them."""
-        assert layout.cu_seqlens is not None
-        cu_queries = cu_keys = layout.cu_seqlens.to(torch.int64)
-        lengths = layout.lengths()
+        assert sequences.cu_seqlens is not None
+        cu_queries = cu_keys = sequences.cu_seqlens.to(torch.int64)
+        lengths = sequences.lengths()
         if state is not None:
-            lengths, k, v = _joined(state, k, v, layout)
+            lengths, k, v = _joined(state, k, v, sequences)
             cu_keys = nn.functional.pad(lengths.cumsum(0), (1, 0))
         o = attend_packed(q[0], k[0], v[0], cu_queries, cu_keys, self.options.window)[None]
-        if keep:
+        if return_state:
             k, v = (_rows(x[0], lengths, self.options.window) for x in (k, v))
         return o, k, v
 
@@ -131,16 +133,16 @@ class Attention(Mixer):
         return None if options.window is None else 2 * (options.window - 1) * options.kv_heads * options.key_width
 
 
-def _joined(state: State, k: Tensor, v: Tensor, layout: Layout) -> tuple[Tensor, Tensor, Tensor]:
+def _joined(state: State, k: Tensor, v: Tensor, sequences: Sequences) -> tuple[Tensor, Tensor, Tensor]:
     """Lengths [N] of old and new keys together, and those keys and values end to end [1, sum of lengths, H, K]."""
     old = state["k"].shape[1]
     valid = state["position"].clamp(max=old)
-    lengths = valid + layout.lengths()
+    lengths = valid + sequences.lengths()
     ends = lengths.cumsum(0)
     places = torch.arange(int(ends[-1]), device=k.device)
     rows = torch.searchsorted(ends, places, right=True)
     offsets = places - (ends - lengths)[rows] - valid[rows]  # negative: an old one
-    starts = layout.lengths().cumsum(0) - layout.lengths()
+    starts = sequences.lengths().cumsum(0) - sequences.lengths()
     source = torch.where(offsets < 0, rows * old + old + offsets, len(valid) * old + starts[rows] + offsets)
     joined = [
         torch.cat([state[name].to(new.dtype).flatten(0, 1), new[0]])[source][None] for name, new in (("k", k), ("v", v))

@@ -1,4 +1,4 @@
-"""What every token mixer promises: whole sequences, any split of them, single tokens, packing and padding, one answer.
+"""What every token mixer promises: one answer for whole sequences, any split of them, single tokens, packs and pads.
 
 Shape letters: B batch, T time, D model width, N sequences.
 """
@@ -6,6 +6,7 @@ Shape letters: B batch, T time, D model width, N sequences.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from gsa.errors import GSAError
-from gsa.mixers.layout import Layout, describe, layout_of, padding_of
+from gsa.mixers.sequences import Sequences, describe, padding_of, sequences_of
 from gsa.options import check, number
 
 State = dict[str, Tensor]
@@ -39,6 +40,10 @@ class Options:
         return GSAError(f"{self.mixer}: {message}")
 
 
+Layers = Sequence[Options]
+"""The options of every layer of a model, in order."""
+
+
 class Mixer(nn.Module, ABC):
     """A token mixer: x [B, T, D] to y [B, T, D], with a state that carries the sequence on."""
 
@@ -59,39 +64,59 @@ class Mixer(nn.Module, ABC):
         *,
         cu_seqlens: Tensor | None = None,
         mask: Tensor | None = None,
-        layout: Layout | None = None,
-        keep: bool = True,
-        lower_bound: Tensor | None = None,
+        sequences: Sequences | None = None,
+        return_state: bool = True,
+        shared: Tensor | None = None,
     ) -> tuple[Tensor, State | None]:
         """y [B, T, D] and the state behind the last token.
 
         `state` is what an earlier call returned, or `init_state(N)`, or None for a beginning; it is not changed. With
         `cu_seqlens` [N+1], B is 1 and N sequences lie end to end. `mask` [B, T] is 0 at pads, which may lie anywhere
-        and change nothing; y is 0 there. Without `keep`, no state comes back. A model, which has checked and packed for
-        all of its layers, gives a `layout` instead of the two; and to HGRN2 its `lower_bound`.
+        and change nothing; y is 0 there. Without `return_state`, no state comes back.
+
+        A model checks and packs once for all of its layers, and gives them `sequences` instead of these two; `shared`
+        is what `shared_inputs` has for this layer.
         """
-        shared = {} if lower_bound is None else {"lower_bound": lower_bound}
-        if layout is not None:
+        # Only mixers whose layers share something take it: `mix` of the others refuses the argument.
+        more = {} if shared is None else {"shared": shared}
+        if sequences is not None:
             assert cu_seqlens is None
             assert mask is None
-            return self.mix(x, state, layout, keep, **shared)
+            return self.mix(x, state, sequences, return_state, **more)
         name = self.options.mixer
         self._check(x, name)
         padding = padding_of(mask, x, cu_seqlens, name)
         if padding is None:
-            layout = layout_of(x, cu_seqlens, name)
-            self.check_state(state, layout.sequences)
-            return self.mix(x, state, layout, keep, **shared)
+            sequences = sequences_of(x, cu_seqlens, name)
+            self.check_state(state, sequences.count)
+            return self.mix(x, state, sequences, return_state, **more)
         self.check_state(state, x.shape[0])
         packed = padding.pack(x)
-        layout = Layout(1, packed.shape[1], x.device, padding.cu_seqlens)
-        y, after = self.mix(packed, self.grown(state, padding.extra), layout, keep, **shared)
+        sequences = Sequences(1, packed.shape[1], x.device, padding.cu_seqlens)
+        y, after = self.mix(packed, self.grown(state, padding.extra), sequences, return_state, **more)
         return padding.unpack(y), None if after is None else shrunk(after, padding.rows)
 
     @abstractmethod
-    def mix(self, x: Tensor, state: State | None, layout: Layout, keep: bool = True) -> tuple[Tensor, State | None]:
-        """The same for arguments that are known to be right; without `keep`, no state is returned. Call the mixer
-        itself instead, so that hooks run."""
+    def mix(
+        self, x: Tensor, state: State | None, sequences: Sequences, return_state: bool = True
+    ) -> tuple[Tensor, State | None]:
+        """What `forward` does, for arguments that are known to be right. Call the mixer itself, so that hooks run."""
+
+    @classmethod
+    def shared_parameters(cls, layers: Layers) -> dict[str, nn.Parameter]:
+        """Parameters by name that layers of this class share, in a model with these layers.
+
+        The model holds them beside its layers, under these names.
+        """
+        return {}
+
+    @classmethod
+    def shared_inputs(cls, layers: Layers, model: nn.Module) -> dict[int, Tensor]:
+        """What layers of this class, by their number, get as `shared`: computed once for all of them in every pass.
+
+        `model` holds the shared parameters.
+        """
+        return {}
 
     def reset_parameters(self) -> None:
         """Fresh weights for what is not just a matrix."""
@@ -124,7 +149,7 @@ class Mixer(nn.Module, ABC):
         """Raises unless this can be a state of this mixer for so many sequences."""
         if state is None:
             return
-        name, expected = self.options.mixer, self._fresh
+        name, expected = self.options.mixer, self._state_shapes
         if not isinstance(state, dict) or state.keys() != expected.keys():
             got = ", ".join(state) if isinstance(state, dict) else type(state).__name__
             raise GSAError(f"{name}: state must hold {', '.join(expected)}, got {got}")
@@ -141,7 +166,7 @@ class Mixer(nn.Module, ABC):
                 raise GSAError(f"{name}: state[{key!r}] is of {x.shape[0]} sequences, there are {sequences}")
 
     @cached_property
-    def _fresh(self) -> dict[str, torch.Size]:
+    def _state_shapes(self) -> dict[str, torch.Size]:
         """Shapes of the tensors of a state; a size of 0 is one that grows."""
         return {key: x.shape for key, x in self.init_state(0).items()}
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from gsa.mixers.activations import ACTIVATIONS
 from gsa.mixers.base import Options, State
-from gsa.mixers.layout import Layout
-from gsa.mixers.parts import ACTIVATIONS
+from gsa.mixers.sequences import Sequences
 from gsa.options import number
 
 
@@ -47,7 +47,7 @@ class Projections:
                 mixer.add_module(f"{name}_conv", conv)
 
     def project(
-        self, mixer: nn.Module, x: Tensor, state: State | None, layout: Layout, keep: bool
+        self, mixer: nn.Module, x: Tensor, state: State | None, sequences: Sequences, return_state: bool
     ) -> tuple[list[Tensor], State]:
         """Every projection of x behind its convolution, and the state of those."""
         parts, left = [], {}
@@ -55,7 +55,9 @@ class Projections:
             part = getattr(mixer, f"{name}_proj")(x)
             if self.convolved:
                 conv = f"{name}_conv"
-                part, after = getattr(mixer, conv)(part, None if state is None else state[conv], layout, keep)
+                part, after = getattr(mixer, conv)(
+                    part, None if state is None else state[conv], sequences, return_state
+                )
                 left[conv] = after
             parts.append(part)
         return parts, left
@@ -84,38 +86,40 @@ class ShortConvolution(nn.Module):
             nn.init.zeros_(self.bias)
 
     def forward(
-        self, x: Tensor, state: Tensor | None, layout: Layout, keep: bool = True
+        self, x: Tensor, state: Tensor | None, sequences: Sequences, return_state: bool = True
     ) -> tuple[Tensor, Tensor | None]:
         """y [B, T, C] and the last inputs of each sequence [N, size-1, C]."""
         before = self.size - 1
-        past = x.new_zeros(layout.sequences, before, self.channels) if state is None else state.to(x.dtype)
-        if layout.packed:
-            return self._packed(x, past, layout, keep)
+        past = x.new_zeros(sequences.count, before, self.channels) if state is None else state.to(x.dtype)
+        if sequences.packed:
+            return self._packed(x, past, sequences, return_state)
         if x.shape[1] == 0:
-            return x, past if keep else None
+            return x, past if return_state else None
         stream = torch.cat([past, x], 1)
         # The state is a copy: a view would keep all of the inputs.
         y = F.conv1d(stream.transpose(1, 2), self.weight, self.bias, groups=self.channels).transpose(1, 2)
-        return self.activation(y), stream[:, stream.shape[1] - before :].clone() if keep else None
+        return self.activation(y), stream[:, stream.shape[1] - before :].clone() if return_state else None
 
-    def _packed(self, x: Tensor, past: Tensor, layout: Layout, keep: bool) -> tuple[Tensor, Tensor | None]:
+    def _packed(
+        self, x: Tensor, past: Tensor, sequences: Sequences, return_state: bool
+    ) -> tuple[Tensor, Tensor | None]:
         """Each tap reads the token so far back, or the state where the sequence does not reach so far."""
-        assert layout.ids is not None
+        assert sequences.ids is not None
         before, T = self.size - 1, x.shape[1]
         memory = torch.cat([past.flatten(0, 1), x[0]])  # states of all sequences, then all tokens
         tokens = torch.arange(T, device=x.device) + past.shape[0] * before
-        offsets = layout.offsets[0]
+        offsets = sequences.offsets[0]
         y = None if self.bias is None else self.bias.to(x.dtype)
         for back in range(self.size):
-            source = torch.where(offsets >= back, tokens - back, layout.ids * before + before + offsets - back)
+            source = torch.where(offsets >= back, tokens - back, sequences.ids * before + before + offsets - back)
             term = memory[source] * self.weight[:, 0, before - back].to(x.dtype)
             y = term if y is None else y + term
         assert y is not None
         after = None
-        if keep:
-            ends = layout.lengths().cumsum(0)[:, None]
+        if return_state:
+            ends = sequences.lengths().cumsum(0)[:, None]
             ago = torch.arange(before, 0, -1, device=x.device)[None]
-            lengths = layout.lengths()[:, None]
+            lengths = sequences.lengths()[:, None]
             rows = torch.arange(past.shape[0], device=x.device)[:, None]
             source = torch.where(
                 lengths >= ago, ends - ago + past.shape[0] * before, rows * before + before + lengths - ago

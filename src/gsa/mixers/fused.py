@@ -21,8 +21,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     if torch.compiler.is_compiling():
         wide = x.to(compute_dtype(x.dtype))
         return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight).to(x.dtype)
-    if x.dtype == weight.dtype and (pieces := liger_for(x)) is not None:
-        return pieces["rms_norm"](x, weight, eps, 0.0, "gemma", False)
+    if x.dtype == weight.dtype and (liger := liger_for(x)) is not None:
+        return liger["rms_norm"](x, weight, eps, 0.0, "gemma", False)
     return _RMSNorm.apply(x, weight, eps)
 
 
@@ -30,8 +30,8 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """swish(gate) * up"""
     if torch.compiler.is_compiling():
         return F.silu(gate) * up
-    if (pieces := liger_for(gate)) is not None:
-        return pieces["swiglu"](gate, up)
+    if (liger := liger_for(gate)) is not None:
+        return liger["swiglu"](gate, up)
     return _SwiGLU.apply(gate, up)
 
 

@@ -10,10 +10,10 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
+from gsa.mixers.activations import log_forget_gate
 from gsa.mixers.base import Mixer, State
 from gsa.mixers.heads import HeadMixer, HeadOptions
-from gsa.mixers.layout import Layout
-from gsa.mixers.parts import log_forget_gate
+from gsa.mixers.sequences import Sequences
 from gsa.ops import gated_linear_attention
 from gsa.ops.state import compute_dtype
 from gsa.options import number
@@ -46,12 +46,14 @@ class GatedLinearAttention(HeadMixer):
             nn.Linear(options.hidden_size, options.gate_rank, bias=False), nn.Linear(options.gate_rank, width)
         )
 
-    def mix(self, x: Tensor, state: State | None, layout: Layout, keep: bool = True) -> tuple[Tensor, State | None]:
-        q, k, v, left = self.project(x, state, layout, keep)
+    def mix(
+        self, x: Tensor, state: State | None, sequences: Sequences, return_state: bool = True
+    ) -> tuple[Tensor, State | None]:
+        q, k, v, left = self.project(x, state, sequences, return_state)
         logits = self.gk_proj(x).unflatten(-1, (-1, self.options.key_width))
         gk = log_forget_gate(logits, self.options.gate_temperature)
-        o, memory = linear_memory(q, k, v, gk, self.options.scale, state, layout, keep)
-        return self.output(o, x), {**memory, **left} if keep else None
+        o, memory = linear_memory(q, k, v, gk, self.options.scale, state, sequences, return_state)
+        return self.output(o, x), {**memory, **left} if return_state else None
 
     def init_state(self, batch_size: int) -> State:
         options = self.options
@@ -70,8 +72,8 @@ def linear_memory(
     gk: Tensor | None,
     scale: float | None,
     state: State | None,
-    layout: Layout,
-    keep: bool,
+    sequences: Sequences,
+    return_state: bool,
 ) -> tuple[Tensor, State]:
     """Outputs of gated linear attention, with its memory S [N, H, K, V] taken from and put into a state."""
     o, memory = gated_linear_attention(
@@ -81,8 +83,8 @@ def linear_memory(
         gk=gk,
         scale=scale,
         initial_state=None if state is None else state["S"],
-        output_final_state=keep,
-        cu_seqlens=layout.cu_seqlens,
+        output_final_state=return_state,
+        cu_seqlens=sequences.cu_seqlens,
     )
     return o, {} if memory is None else {"S": memory}
 

@@ -13,10 +13,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from gsa.mixers.activations import ACTIVATIONS, log_forget_gate
 from gsa.mixers.base import State
 from gsa.mixers.heads import HeadMixer, HeadOptions
-from gsa.mixers.layout import Layout
-from gsa.mixers.parts import ACTIVATIONS, log_forget_gate
+from gsa.mixers.sequences import Sequences
 from gsa.ops import (
     BoundedMemoryState,
     SlotState,
@@ -84,15 +84,17 @@ class GatedSlotAttention(HeadMixer):
             with torch.no_grad():
                 self.gate_logits.copy_(kept - torch.log(-torch.expm1(kept)))
 
-    def mix(self, x: Tensor, state: State | None, layout: Layout, keep: bool = True) -> tuple[Tensor, State | None]:
+    def mix(
+        self, x: Tensor, state: State | None, sequences: Sequences, return_state: bool = True
+    ) -> tuple[Tensor, State | None]:
         options = self.options
-        q, k, v, left = self.project(x, state, layout, keep)
+        q, k, v, left = self.project(x, state, sequences, return_state)
         v = ACTIVATIONS[options.value_activation](v)
         if options.gate == "none":
-            o, memory = self._bounded(q, k, v, self._logits(x), state, layout, keep)
+            o, memory = self._bounded(q, k, v, self._logits(x), state, sequences, return_state)
         else:
-            o, memory = self._gated(q, k, v, self._log_gate(x), state, layout, keep)
-        return self.output(o, x, options.output_activation), {**memory, **left} if keep else None
+            o, memory = self._gated(q, k, v, self._log_gate(x), state, sequences, return_state)
+        return self.output(o, x, options.output_activation), {**memory, **left} if return_state else None
 
     def _log_gate(self, x: Tensor) -> Tensor:
         """[B, T, H, M]"""
@@ -105,11 +107,11 @@ class GatedSlotAttention(HeadMixer):
         return self.f_proj(x).unflatten(-1, (-1, self.options.num_slots))
 
     def _gated(
-        self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, state: State | None, layout: Layout, keep: bool
+        self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, state: State | None, sequences: Sequences, return_state: bool
     ) -> tuple[Tensor, State]:
         slots = None if state is None else SlotState(state["k"], state["v"])
         options = self.options
-        if slots is not None and layout.length == 1 and not layout.packed:
+        if slots is not None and sequences.length == 1 and not sequences.packed:
             o, after = gated_slot_attention_step(
                 q[:, 0], k[:, 0], v[:, 0], g[:, 0], state=slots, scale=options.scale, readout=options.readout
             )
@@ -122,13 +124,13 @@ class GatedSlotAttention(HeadMixer):
             scale=options.scale,
             readout=options.readout,
             initial_state=slots,
-            output_final_state=keep,
-            cu_seqlens=layout.cu_seqlens,
+            output_final_state=return_state,
+            cu_seqlens=sequences.cu_seqlens,
         )
         return o, {} if final is None else final._asdict()
 
     def _bounded(
-        self, q: Tensor, k: Tensor, v: Tensor, w: Tensor, state: State | None, layout: Layout, keep: bool
+        self, q: Tensor, k: Tensor, v: Tensor, w: Tensor, state: State | None, sequences: Sequences, return_state: bool
     ) -> tuple[Tensor, State]:
         o, final = attention_with_bounded_memory(
             q,
@@ -137,8 +139,8 @@ class GatedSlotAttention(HeadMixer):
             w,
             scale=self.options.scale,
             initial_state=bounded_memory(state),
-            output_final_state=keep,
-            cu_seqlens=layout.cu_seqlens,
+            output_final_state=return_state,
+            cu_seqlens=sequences.cu_seqlens,
         )
         return o, {} if final is None else final._asdict()
 

@@ -10,11 +10,12 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
+from gsa.mixers.activations import ACTIVATIONS, FEATURE_MAPS, FeatureMap
 from gsa.mixers.base import Mixer, State
 from gsa.mixers.convolution import ConvolutionOptions, Projections
 from gsa.mixers.fused import swiglu
-from gsa.mixers.layout import Layout
-from gsa.mixers.parts import ACTIVATIONS, FEATURE_MAPS, FeatureMap, RMSNorm
+from gsa.mixers.norm import RMSNorm
+from gsa.mixers.sequences import Sequences
 from gsa.options import choice, divides, number
 
 NORMS = ("full", "heads", "none")
@@ -95,9 +96,9 @@ class HeadMixer(Mixer):
             self.norm = RMSNorm(V if options.output_norm == "heads" else HQ * V, eps)
         self.feature_map = FeatureMap(options.feature_map, K)
 
-    def project(self, x: Tensor, state: State | None, layout: Layout, keep: bool) -> Projected:
+    def project(self, x: Tensor, state: State | None, sequences: Sequences, return_state: bool) -> Projected:
         """q [B, T, HQ, K] and k [B, T, H, K] behind convolution and feature map, v [B, T, H, V] behind convolution."""
-        (q, k, v), left = self.projections.project(self, x, state, layout, keep)
+        (q, k, v), left = self.projections.project(self, x, state, sequences, return_state)
         K, V = self.options.key_width, self.options.value_width
         q, k, v = (part.unflatten(-1, (-1, width)) for part, width in ((q, K), (k, K), (v, V)))
         return Projected(self.feature_map(q), self.feature_map(k), v, left)

@@ -1,4 +1,4 @@
-"""HGRN2: gated linear attention whose keys are what its gates let go, with gates bounded below, deeper layers higher.
+"""HGRN2: gated linear attention with 1 - gate as keys, and gates that are bounded below, in deeper layers higher.
 
 Shape letters: B batch, T time, D model width, H heads, K width of a head.
 """
@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gsa.mixers.base import Mixer, State
+from gsa.mixers.activations import log_forget_gate
+from gsa.mixers.base import Layers, Mixer, State
 from gsa.mixers.convolution import ConvolutionOptions, Projections
 from gsa.mixers.gla import empty_memory, linear_memory
-from gsa.mixers.layout import Layout
-from gsa.mixers.parts import RMSNorm, log_forget_gate
+from gsa.mixers.norm import RMSNorm
+from gsa.mixers.sequences import Sequences
 from gsa.ops.state import compute_dtype
 from gsa.options import divides, number
 
@@ -64,20 +65,41 @@ class HGRN2(Mixer):
         self.norm = RMSNorm(D, eps)
 
     def mix(
-        self, x: Tensor, state: State | None, layout: Layout, keep: bool = True, lower_bound: Tensor | None = None
+        self,
+        x: Tensor,
+        state: State | None,
+        sequences: Sequences,
+        return_state: bool = True,
+        shared: Tensor | None = None,
     ) -> tuple[Tensor, State | None]:
-        """`lower_bound` [2, D]: logarithms of the least that gates keep, and of what that leaves to them."""
-        (q, f, i), left = self.projections.project(self, x, state, layout, keep)
+        """`shared` [2, D]: logarithms of this layer's lower bound b of the gates, and of 1 - b."""
+        (q, f, i), left = self.projections.project(self, x, state, sequences, return_state)
         g = log_forget_gate(f, 1.0)
-        if lower_bound is not None:
-            least, rest = lower_bound.to(g.dtype)
-            g = torch.logaddexp(least, rest + g)
+        if shared is not None:
+            bound, rest = shared.to(g.dtype)
+            g = torch.logaddexp(bound, rest + g)  # log(b + (1 - b) exp(g))
         q, k, i, g = (
             part.unflatten(-1, (-1, self.options.width)) for part in (F.silu(q), -torch.expm1(g).to(i.dtype), i, g)
         )
-        o, memory = linear_memory(q, k, i, g, self.options.scale, state, layout, keep)
+        o, memory = linear_memory(q, k, i, g, self.options.scale, state, sequences, return_state)
         y = self.o_proj(self.norm(o.flatten(-2)))
-        return y, {**memory, **left} if keep else None
+        return y, {**memory, **left} if return_state else None
+
+    @classmethod
+    def shared_parameters(cls, layers: Layers) -> dict[str, nn.Parameter]:
+        """`lower_bounds` [layers, D]: the logits of `lower_bounds`, a row for every layer of the model."""
+        if not _bounded(layers):
+            return {}  # a parameter without a gradient would stop training on several processes
+        return {"lower_bounds": nn.Parameter(torch.zeros(len(layers), layers[0].hidden_size))}
+
+    @classmethod
+    def shared_inputs(cls, layers: Layers, model: nn.Module) -> dict[int, Tensor]:
+        numbers = _bounded(layers)
+        if not numbers:
+            return {}
+        assert isinstance(model.lower_bounds, Tensor)
+        bounds = lower_bounds(model.lower_bounds)
+        return {number: bounds[number] for number in numbers}
 
     def init_state(self, batch_size: int) -> State:
         memory = empty_memory(self, self.options.heads, self.options.width, self.options.width, batch_size)
@@ -86,6 +108,12 @@ class HGRN2(Mixer):
     @property
     def state_size(self) -> int:
         return self.options.hidden_size * self.options.width
+
+
+def _bounded(layers: Layers) -> list[int]:
+    """The numbers of HGRN2's layers with a lower bound. The first layer of a model has none: it would be 0."""
+    kinds = list(enumerate(layers))[1:]
+    return [number for number, options in kinds if isinstance(options, HGRN2Options) and options.lower_bound]
 
 
 def lower_bounds(logits: Tensor) -> Tensor:

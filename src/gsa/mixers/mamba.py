@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from gsa.mixers.base import Mixer, Options, State
 from gsa.mixers.convolution import ShortConvolution
 from gsa.mixers.fused import swiglu
-from gsa.mixers.layout import Layout
+from gsa.mixers.sequences import Sequences
 from gsa.ops import selective_scan
 from gsa.ops.state import compute_dtype
 from gsa.options import number
@@ -84,10 +84,12 @@ class Mamba(Mixer):
             steps = torch.exp(torch.rand(E, device=device) * (high - low) + low).clamp(min=1e-4)
             self.dt_proj.bias.copy_(steps + torch.log(-torch.expm1(-steps)))  # softplus of it gives the steps
 
-    def mix(self, x: Tensor, state: State | None, layout: Layout, keep: bool = True) -> tuple[Tensor, State | None]:
+    def mix(
+        self, x: Tensor, state: State | None, sequences: Sequences, return_state: bool = True
+    ) -> tuple[Tensor, State | None]:
         S = self.options.ssm_state_size
         u, z = self.in_proj(x).chunk(2, -1)
-        u, left = self.conv(u, None if state is None else state["conv"], layout, keep)
+        u, left = self.conv(u, None if state is None else state["conv"], sequences, return_state)
         dt, B, C = self.x_proj(u).split([self.options.rank, S, S], -1)
         dtype = compute_dtype(u.dtype)
         y, memory = selective_scan(
@@ -97,8 +99,8 @@ class Mamba(Mixer):
             B,
             C,
             initial_state=None if state is None else state["h"],
-            output_final_state=keep,
-            cu_seqlens=layout.cu_seqlens,
+            output_final_state=return_state,
+            cu_seqlens=sequences.cu_seqlens,
         )
         y = swiglu(z, torch.addcmul(y, u, self.D.to(u.dtype)))
         after = None if memory is None or left is None else {"h": memory, "conv": left}

@@ -14,8 +14,8 @@ from torch import Tensor
 from gsa.mixers.base import State
 from gsa.mixers.gla import empty_memory, linear_memory
 from gsa.mixers.heads import HeadMixer, HeadOptions
-from gsa.mixers.layout import Layout
 from gsa.mixers.rotary import RotaryOptions
+from gsa.mixers.sequences import Sequences
 from gsa.ops.state import compute_dtype
 from gsa.options import choice
 
@@ -65,17 +65,19 @@ class Retention(HeadMixer):
     Options = RetNetOptions
     options: RetNetOptions
 
-    def mix(self, x: Tensor, state: State | None, layout: Layout, keep: bool = True) -> tuple[Tensor, State | None]:
+    def mix(
+        self, x: Tensor, state: State | None, sequences: Sequences, return_state: bool = True
+    ) -> tuple[Tensor, State | None]:
         options = self.options
-        q, k, v, left = self.project(x, state, layout, keep)
-        q, k, counter = options.turn(q, k, state, layout)
+        q, k, v, left = self.project(x, state, sequences, return_state)
+        q, k, counter = options.turn(q, k, state, sequences)
         decay = None
         if options.decay == "fixed":
             decay = head_decay(options.num_attention_heads, q).expand(*x.shape[:2], -1)[..., None]
             # A decay belongs to a query head, so grouped keys and values each get a memory of their own there.
             k, v = (part.repeat_interleave(options.num_attention_heads // options.kv_heads, 2) for part in (k, v))
-        o, memory = linear_memory(q, k, v, decay, options.scale, state, layout, keep)
-        return self.output(o, x), {**memory, **left, **counter} if keep else None
+        o, memory = linear_memory(q, k, v, decay, options.scale, state, sequences, return_state)
+        return self.output(o, x), {**memory, **left, **counter} if return_state else None
 
     @property
     def _memories(self) -> int:

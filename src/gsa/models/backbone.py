@@ -14,10 +14,10 @@ from torch.utils.checkpoint import checkpoint
 
 from gsa.mixers.base import Mixer, Options, State, shrunk
 from gsa.mixers.fused import swiglu
-from gsa.mixers.hgrn2 import HGRN2, lower_bounds
-from gsa.mixers.layout import Layout, layout_of, padding_of
-from gsa.mixers.parts import RMSNorm
+from gsa.mixers.norm import RMSNorm
 from gsa.mixers.registry import mixer_class
+from gsa.mixers.sequences import Sequences, padding_of, sequences_of
+from gsa.mixers.shared import add_shared_parameters, shared_inputs
 from gsa.models.config import ModelConfig
 from gsa.models.state import ModelState
 
@@ -52,18 +52,18 @@ class Block(nn.Module):
         self._gradient_checkpointing_func: Any = checkpoint
 
     def forward(
-        self, x: Tensor, state: State | None, layout: Layout, keep: bool, lower_bound: Tensor | None
+        self, x: Tensor, state: State | None, sequences: Sequences, return_state: bool, shared: Tensor | None
     ) -> tuple[Tensor, State | None]:
         if self.gradient_checkpointing and self.training and torch.is_grad_enabled():
             if self._gradient_checkpointing_func is checkpoint:
-                return checkpoint(self._run, x, state, layout, keep, lower_bound, use_reentrant=False)
-            return self._gradient_checkpointing_func(self._run, x, state, layout, keep, lower_bound)
-        return self._run(x, state, layout, keep, lower_bound)
+                return checkpoint(self._run, x, state, sequences, return_state, shared, use_reentrant=False)
+            return self._gradient_checkpointing_func(self._run, x, state, sequences, return_state, shared)
+        return self._run(x, state, sequences, return_state, shared)
 
     def _run(
-        self, x: Tensor, state: State | None, layout: Layout, keep: bool, lower_bound: Tensor | None
+        self, x: Tensor, state: State | None, sequences: Sequences, return_state: bool, shared: Tensor | None
     ) -> tuple[Tensor, State | None]:
-        y, state = self.mixer(self.mixer_norm(x), state, layout=layout, keep=keep, lower_bound=lower_bound)
+        y, state = self.mixer(self.mixer_norm(x), state, sequences=sequences, return_state=return_state, shared=shared)
         x = x + y
         if self.mlp is not None:
             x = x + self.mlp(self.mlp_norm(x))
@@ -78,7 +78,7 @@ class Blocks(nn.ModuleList):
 
 
 class Parts(Protocol):
-    """What `build` gives to a module and `run` goes through; HGRN2's layers also share `lower_bounds`."""
+    """What `build` gives to a module and `run` goes through, beside the parameters that layers share."""
 
     embeddings: nn.Embedding
     layers: Blocks
@@ -103,9 +103,9 @@ class Backbone(nn.Module):
         *,
         mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
-        keep: bool = True,
+        return_state: bool = True,
     ) -> tuple[Tensor, ModelState | None]:
-        return run(self, self.embeddings(ids), state, mask, cu_seqlens, keep)
+        return run(self, self.embeddings(ids), state, mask, cu_seqlens, return_state)
 
 
 def build(module: Parts, config: ModelConfig) -> None:
@@ -113,9 +113,8 @@ def build(module: Parts, config: ModelConfig) -> None:
     module.embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
     module.layers = Blocks(Block(config, options) for options in config.layers)
     module.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-    if any(_is_bounded(block) for i, block in enumerate(module.layers) if i > 0):
-        shape = (config.num_hidden_layers, config.hidden_size)
-        module.lower_bounds = nn.Parameter(torch.zeros(shape))  # type: ignore[attr-defined]
+    assert isinstance(module, nn.Module)
+    add_shared_parameters(module, config.layers)
 
 
 def run(
@@ -124,33 +123,27 @@ def run(
     state: ModelState | None,
     mask: Tensor | None,
     cu_seqlens: Tensor | None,
-    keep: bool,
+    return_state: bool,
     hidden: list[Tensor] | None = None,
 ) -> tuple[Tensor, ModelState | None]:
     """Embeddings x [B, T, D] through the parts that `build` made; what enters each layer is put into `hidden`."""
     padding = padding_of(mask, x, cu_seqlens, "LM")
     if padding is None:
-        layout = layout_of(x, cu_seqlens, "LM")
+        sequences = sequences_of(x, cu_seqlens, "LM")
     else:
         x = padding.pack(x)
-        layout = Layout(1, x.shape[1], x.device, padding.cu_seqlens)
+        sequences = Sequences(1, x.shape[1], x.device, padding.cu_seqlens)
     states: Sequence[State | None] = [None] * len(module.layers) if state is None else state.layers
-    bounds = lower_bounds(module.lower_bounds) if hasattr(module, "lower_bounds") else None
+    assert isinstance(module, nn.Module)
+    shared = shared_inputs(module, [block.mixer.options for block in module.layers])
     after: list[State] = []
-    for i, (block, before) in enumerate(zip(module.layers, states, strict=True)):
+    for block, before, own in zip(module.layers, states, shared, strict=True):
         if hidden is not None:
             hidden.append(x if padding is None else padding.unpack(x))
         if padding is not None:
             before = block.mixer.grown(before, padding.extra)
-        # The first layer's bound is 0, which is none.
-        bound = bounds[i] if bounds is not None and i > 0 and _is_bounded(block) else None
-        x, left = block(x, before, layout, keep, bound)
+        x, left = block(x, before, sequences, return_state, own)
         if left is not None:
             after.append(left if padding is None else shrunk(left, padding.rows))
     x = module.norm(x)
-    return x if padding is None else padding.unpack(x), ModelState(after) if keep else None
-
-
-def _is_bounded(block: Block) -> bool:
-    """Whether a block is HGRN2 with gates that are bounded below."""
-    return isinstance(block.mixer, HGRN2) and block.mixer.options.lower_bound
+    return x if padding is None else padding.unpack(x), ModelState(after) if return_state else None

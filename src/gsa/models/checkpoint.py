@@ -69,13 +69,13 @@ def save_model(model: LM, folder: str | Path, **more: Any) -> None:
 
 
 def stored_weights(config: ModelConfig, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """What of a state dict is written: a tied head is the embedding, and stands there once."""
+    """The tensors of a state dict that are written: without a tied head, which is the embedding."""
     tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
     return {name: x.detach().contiguous() for name, x in weights.items() if name not in tied}
 
 
 def write_model(config: ModelConfig, weights: dict[str, Tensor], folder: str | Path, **more: Any) -> None:
-    """The same from a config and tensors by name."""
+    """Writes a model folder as `save_model` does, from a config and tensors by name."""
     folder = Path(folder)
     fields = config_text(config, weights, **more)
     try:
@@ -85,7 +85,7 @@ def write_model(config: ModelConfig, weights: dict[str, Tensor], folder: str | P
     with written(folder / CONFIG) as config_file, written(folder / WEIGHTS) as weights_file:
         _save(weights, weights_file)
         config_file.write_text(fields)
-        # From here to the end there is no config, rather than one that may not fit.
+        # Until the block ends there is no config: none is better than one that may not fit the weights.
         (folder / CONFIG).unlink(missing_ok=True)
         for stale in (folder / INDEX, *folder.glob("model-*-of-*.safetensors")):
             stale.unlink(missing_ok=True)
@@ -122,17 +122,17 @@ def write_weights(folder: Path, weights: dict[str, Tensor], *, name: str = "mode
     if len(shards) == 1:
         _save(weights, folder / f"{name}.safetensors")
         return
-    places: dict[str, str] = {}
+    file_of: dict[str, str] = {}
     for i, shard in enumerate(shards, 1):
         file = f"{name}-{i:05d}-of-{len(shards):05d}.safetensors"
         _save(shard, folder / file)
-        places |= dict.fromkeys(shard, file)
-    index = {"metadata": {"total_size": sum(x.nbytes for x in weights.values())}, "weight_map": places}
+        file_of |= dict.fromkeys(shard, file)
+    index = {"metadata": {"total_size": sum(x.nbytes for x in weights.values())}, "weight_map": file_of}
     (folder / f"{name}.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
 
 
 def _save(weights: dict[str, Tensor], path: Path) -> None:
-    """save_file, with the mode that any other new file has; safetensors' own is for the owner alone."""
+    """Writes a safetensors file with the permissions of any new file; safetensors itself is for the owner alone."""
     path.touch()
     mode = path.stat().st_mode
     save_file(weights, path, metadata={"format": "pt"})
@@ -210,10 +210,10 @@ def load_weights(folder: str | Path, *, name: str = "model") -> dict[str, Tensor
     whole, index = folder / f"{name}.safetensors", folder / f"{name}.safetensors.index.json"
     files = [whole.name]
     if not whole.exists() and index.exists():
-        places = read_json(index).get("weight_map")
-        if not isinstance(places, dict) or not all(isinstance(file, str) for file in places.values()):
+        file_of = read_json(index).get("weight_map")
+        if not isinstance(file_of, dict) or not all(isinstance(file, str) for file in file_of.values()):
             raise GSAError(f"{index}: weight_map must map tensors to files")
-        files = sorted(set(places.values()))
+        files = sorted(set(file_of.values()))
         for file in files:
             if Path(file).name != file or not file.endswith(".safetensors"):
                 raise GSAError(f"{index}: {file!r} is not the name of a safetensors file beside the index")

@@ -19,8 +19,8 @@ class ModelConfig:
     """A language model: embedding, blocks (norm, mixer, norm, SwiGLU), norm, head.
 
     Fields down to `initializer_range` are the model's. The others are options of mixers: None leaves them at the
-    mixer's own default, and one that no layer's mixer has is refused. What an option does stands beneath the field of
-    that name in the mixer's options, e.g. `gsa.mixers.gsa.GSAOptions`.
+    mixer's own default, and one that no layer's mixer has is refused. The sentence beneath each begins with the mixers
+    that have it; more about it stands in the options of the mixer, e.g. `gsa.mixers.gsa.GSAOptions`.
 
     >>> config = ModelConfig(mixer="gsa*3,attention(window=512)", hidden_size=256, num_hidden_layers=8, vocab_size=4096)
     >>> [options.mixer for options in config.layers[:4]]
@@ -45,36 +45,67 @@ class ModelConfig:
     """Standard deviation of fresh weights."""
 
     num_attention_heads: int | None = None
+    """All but mamba: query heads; 4 by default (retnet, supra, linear: 8), or of width 128 (hgrn2), 64 (attention)."""
     num_key_value_heads: int | None = None
+    """All but hgrn2, mamba: heads of keys and values, each for a group of query heads; as many by default."""
     head_dim: int | None = None
+    """attention: width of a head; the model width over the heads by default."""
     expand_k: float | None = None
+    """All but hgrn2, mamba, attention: width of all queries together, over the model width."""
     expand_v: float | None = None
+    """All but hgrn2, mamba, attention: width of all values together (one per query head), over the model width."""
     num_slots: int | None = None
+    """gsa, abc: memory slots of each key/value head; 64 by default."""
     gate: str | None = None
+    """gsa: forget gate from the token (`data`, the default), the same for all tokens (`constant`), or `none`."""
     gate_temperature: float | None = None
+    """gsa, gla: tau in gates sigmoid(logits)^(1/tau), larger forgets more slowly; 8 (gsa) or 16 (gla) by default."""
     gate_rank: int | None = None
+    """gla: rank of the map from token to gates; 16 by default."""
     gate_clamp: float | None = None
+    """abc: write logits are kept between minus this and this, 0 for no limit; 32 by default."""
     readout: str | None = None
+    """gsa: how slots are read: `softmax` (the default), `identity`, `swish`, `relu` or `relu2`."""
     normalise: bool | None = None
+    """abc: whether memory is a running average of what was written (the default), or a growing sum."""
     decay: str | None = None
+    """retnet, supra, linear: whether each head forgets at a rate of its own (`fixed`) or nothing (`none`)."""
     lower_bound: bool | None = None
+    """hgrn2: whether gates are bounded below, by bounds that the layers learn together; true by default."""
     feature_map: str | None = None
+    """All but hgrn2, mamba, attention: applied to queries and keys, e.g. `swish`, `relu`, `t2r` or `none`."""
     value_activation: str | None = None
+    """gsa: applied to values; `swish` by default."""
     output_activation: str | None = None
+    """gsa: applied to the output, before its norm; `swish` by default."""
     output_gate: bool | None = None
+    """All but hgrn2, mamba, attention: whether the output is multiplied by swish(W x)."""
     output_norm: str | None = None
+    """All but hgrn2, mamba, attention: RMS norm of the output over each head (`heads`), all (`full`), or `none`."""
     output_norm_eps: float | None = None
+    """All but mamba, attention: added to the mean square in the output's norm; `rms_norm_eps` by default."""
     scale: float | None = None
+    """All but mamba, attention: factor of queries; 1 for gsa, one over the square root of a head's width for others."""
     conv_size: int | None = None
+    """All but attention: tokens that a causal convolution spans; 0 for none, the default of all but mamba (4)."""
     conv_bias: bool | None = None
+    """All but attention: whether the convolution has a bias."""
     rope_theta: float | None = None
+    """abc, retnet, attention, supra, linear: base of the rotary frequencies; 0 for no rotary embedding."""
     window: int | None = None
+    """attention: tokens that a token sees, itself among them; all before it by default."""
     qkv_bias: bool | None = None
+    """attention: whether the projections to queries, keys and values have biases."""
     qk_norm: bool | None = None
+    """attention: whether queries and keys pass an RMS norm, before rotary positions."""
     qk_norm_eps: float | None = None
+    """attention: added to the mean square in that norm; `rms_norm_eps` by default."""
     expand: float | None = None
+    """mamba: channels over the model width; 2 by default."""
     ssm_state_size: int | None = None
+    """mamba: numbers in the state of a channel; 16 by default."""
     time_step_rank: int | None = None
+    """mamba: rank of the map to time steps; a sixteenth of the model width by default."""
 
     def __post_init__(self) -> None:
         check(self, "config")

@@ -31,18 +31,18 @@ from gsa.models.lm import LM
 
 Fields = dict[str, Any]
 
-# Fields that say nothing of what the model computes, for every kind, beside those of transformers.
+# Fields that do not change what a model of any kind computes, besides transformers' own.
 _SILENT = {
     "attn_mode",
     "fuse_cross_entropy",
     "fuse_linear_cross_entropy",
-    "fuse_norm",  # only names a norm of GLA and RetNet otherwise
+    "fuse_norm",  # only changes the name of a norm in GLA and RetNet
     "fuse_swiglu",
     "max_position_embeddings",
     "tokenizer_class",
     "use_l2warp",
 }
-# Fields that a kind stores and never reads.
+# Fields that FLA stores in the config of a kind of model, and never reads.
 _UNREAD = {
     "gsa": {"clamp_max", "clamp_min", "use_norm", "use_output_gate"},
     "gla": {"use_gk", "use_gv"},
@@ -57,7 +57,7 @@ _THETA = 10000.0  # of rotary positions that FLA gives no base
 
 
 class _Reader:
-    """The fields of a config: each is read with its type, and what nobody has read is refused at the end."""
+    """The fields of a config: each is read with its type, and `finish` refuses those that were not read."""
 
     def __init__(self, fields: Fields, kind: str):
         self.fields, self.kind = fields, kind
@@ -67,7 +67,7 @@ class _Reader:
         return GSAError(f"import: {self.kind}: {name} is {self.fields.get(name)!r}: {reason}")
 
     def get(self, name: str, kind: type, default: Any = ...) -> Any:
-        """A field of this type; `default` is FLA's, and what it means if it is null."""
+        """The value of a field, which must be of this type; `default`, as in FLA, if it is missing or null."""
         self.read = self.read | {name}
         value = self.fields.get(name)
         if value is None:
@@ -88,7 +88,7 @@ class _Reader:
         return value
 
     def must_be(self, name: str, *values: Any) -> None:
-        """A field that only these values can be represented of, the first of which is FLA's default."""
+        """Raises unless the field has one of these values; no other can be expressed, and the first is the default."""
         self.read = self.read | {name}
         if self.fields.get(name, values[0]) not in values:
             raise self.fail(name, f"only {' or '.join(map(repr, values))} can be represented")
@@ -347,6 +347,6 @@ def import_checkpoint(path: str | Path, out: str | Path) -> Imported:
     for file in beside:
         with written(out / file.name) as copy:
             copy.write_bytes(file.read_bytes())
-    write_model(config, weights, out, **ids)  # last, since a model is there when its config is
+    write_model(config, weights, out, **ids)  # last: a folder with a config counts as a finished model
     parameters = sum(x.numel() for x in weights.values())
     return Imported(fields["model_type"], config, parameters, [file.name for file in beside])

@@ -19,7 +19,7 @@ def initialise(module: nn.Module, deviation: float, layers: int) -> None:
 
     Matrices are normal with this standard deviation, biases 0, norms 1. The last matrix of each mixer and MLP is
     divided by the square root of 2 x layers, about how many of them add to the stream of features, so that this does
-    not grow with depth. What a mixer begins with in a way of its own comes last.
+    not grow with depth. Mixers with an initialisation of their own (`reset_parameters`) apply it last.
     """
     if isinstance(module, (nn.Linear, nn.Embedding)):
         nn.init.normal_(module.weight, 0.0, deviation)
@@ -43,6 +43,9 @@ class _Unfilled(TorchFunctionMode):
 
 @contextmanager
 def without_memory() -> Iterator[None]:
-    """Models made here have shapes and nothing else. Filling them would do nothing, and import a compiler for it."""
+    """Models made inside have shapes, but no memory and no values (torch's meta device).
+
+    Filling their tensors is skipped: it would do nothing, and import torch's compiler for it.
+    """
     with torch.device("meta"), _Unfilled():
         yield

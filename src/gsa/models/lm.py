@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gsa.errors import GSAError, raised_by
-from gsa.mixers.layout import describe, layout_of
+from gsa.mixers.sequences import describe, sequence_count
 from gsa.models.backbone import Backbone, Blocks
 from gsa.models.config import ModelConfig
 from gsa.models.init import initialise
@@ -24,11 +24,11 @@ class LMOutput:
     """What a model says of a batch."""
 
     logits: Tensor | None
-    """Scores of the next token [B, T, V]; None when labels are given, because then they never exist at once."""
+    """Scores of the next token [B, T, V]; None when labels are given, since the loss is computed in pieces."""
     loss: Tensor | None
     """Mean cross-entropy of the labels, in nats."""
     state: ModelState | None
-    """What follows can go on from here; None when labels are given without a state, as in training."""
+    """The state after the last token, to go on from; None when labels are given without a state, as in training."""
 
 
 class LM(nn.Module):
@@ -74,7 +74,9 @@ class LM(nn.Module):
         shifts them by one, within each sequence; -100 does not count, nor do pads.
         """
         self._check(ids, state, labels, cu_seqlens)
-        x, after = self.model(ids, state, mask=mask, cu_seqlens=cu_seqlens, keep=state is not None or labels is None)
+        x, after = self.model(
+            ids, state, mask=mask, cu_seqlens=cu_seqlens, return_state=state is not None or labels is None
+        )
         if labels is None:
             return LMOutput(self.lm_head(x), None, after)
         targets = next_token_labels(labels, mask, cu_seqlens)
@@ -108,8 +110,7 @@ class LM(nn.Module):
 
     def _check(self, ids: Tensor, state: ModelState | None, labels: Tensor | None, cu_seqlens: Tensor | None) -> None:
         check_ids("ids", ids, self.config.vocab_size)
-        sequences = ids.shape[0] if cu_seqlens is None else layout_of(ids, cu_seqlens, "LM").sequences
-        check_state(state, self.model.layers, sequences)
+        check_state(state, self.model.layers, sequence_count(ids, cu_seqlens, "LM"))
         check_labels(labels, ids.shape, self.config.vocab_size)
 
 

@@ -13,11 +13,12 @@ from torch.nn import functional as F
 
 from gsa.errors import GSAError
 from gsa.mixers.fused import liger_for
-from gsa.mixers.layout import padding_of
+from gsa.mixers.sequences import padding_of
 from gsa.ops.state import compute_dtype
 
 IGNORED = -100
-PIECE = 2**22  # logits held at a time
+LOGITS_AT_ONCE = 2**22
+"""How many logits are held in memory at a time."""
 
 
 def linear_cross_entropy(x: Tensor, weight: Tensor, labels: Tensor, *, count: Tensor | float | None = None) -> Tensor:
@@ -35,7 +36,7 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, labels: Tensor, *, count: Te
             f"linear_cross_entropy: labels must be int64 [T] = [{x.shape[0]}], got {labels.dtype} {list(labels.shape)}"
         )
     if weight.device != x.device or labels.device != x.device:
-        # the weight of a head that is kept elsewhere, for example
+        # for example, a head whose weight was offloaded
         raise GSAError(
             f"linear_cross_entropy: x is on {x.device}, weight on {weight.device}, labels on {labels.device}; "
             "they must be on one device"
@@ -47,9 +48,9 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, labels: Tensor, *, count: Te
         x, weight = x.to(dtype), weight.to(dtype)
     if x.dtype != weight.dtype:
         raise GSAError(f"linear_cross_entropy: x is {x.dtype}, weight is {weight.dtype}")
-    if not torch.compiler.is_compiling() and (pieces := liger_for(x)) is not None:
+    if not torch.compiler.is_compiling() and (liger := liger_for(x)) is not None:
         sum_of = (None, None, IGNORED, 0.0, 0.0, "sum", None, False, torch.float32)
-        return pieces["linear_cross_entropy"](x, weight, labels, *sum_of)[0] / count
+        return liger["linear_cross_entropy"](x, weight, labels, *sum_of)[0] / count
     x_grad, weight_grad = (torch.is_grad_enabled() and tensor.requires_grad for tensor in (x, weight))
     return _linear_cross_entropy(x, weight, labels, x_grad, weight_grad)[0] / count
 
@@ -62,8 +63,9 @@ def _linear_cross_entropy(
     total, x_grad, weight_grad = _results(x, weight, labels, needs_x, needs_weight)
     total.zero_()
     weight_grad.zero_()
-    for begin in range(0, x.shape[0], max(PIECE // weight.shape[0], 1)):
-        piece = slice(begin, begin + max(PIECE // weight.shape[0], 1))
+    rows = max(LOGITS_AT_ONCE // weight.shape[0], 1)
+    for begin in range(0, x.shape[0], rows):
+        piece = slice(begin, begin + rows)
         counts = labels[piece] != IGNORED
         chosen = torch.where(counts, labels[piece], 0)[:, None]
         logits = (x[piece] @ weight.T).to(total.dtype)

@@ -206,7 +206,7 @@ def _code(text: object) -> str:
     return f"`{_plain(text)}`"
 
 
-def _at(state: dict[str, Any], *keys: str) -> Any:
+def _value(state: dict[str, Any], *keys: str) -> Any:
     """A value inside the state, or None."""
     value: Any = state
     for key in keys:
@@ -215,10 +215,10 @@ def _at(state: dict[str, Any], *keys: str) -> Any:
 
 
 def _number(state: dict[str, Any], *keys: str) -> float | None:
-    value = _at(state, *keys)
+    value = _value(state, *keys)
     return value if type(value) in (int, float) and isfinite(value) else None
 
 
 def _text(state: dict[str, Any], *keys: str) -> str | None:
-    value = _at(state, *keys)
+    value = _value(state, *keys)
     return _without_folders(value) if isinstance(value, str) and value else None

@@ -216,7 +216,7 @@ def clean(run: Path) -> list[str]:
             shutil.rmtree(path)
             removed.append(path.name)
         for _, path in checkpoints(run):
-            if path.name.endswith(OLD) and _yields(path, path.with_name(path.name.removesuffix(OLD))):
+            if path.name.endswith(OLD) and _is_replaced(path, path.with_name(path.name.removesuffix(OLD))):
                 discard(path)
                 removed.append(path.name)
     except OSError as error:
@@ -224,8 +224,8 @@ def clean(run: Path) -> list[str]:
     return removed
 
 
-def _yields(old: Path, path: Path) -> bool:
-    """Whether a replaced checkpoint can go; if there is no other of its step, it takes its name back."""
+def _is_replaced(old: Path, path: Path) -> bool:
+    """Whether the checkpoint that replaces NAME.old is whole; if there is none, the old one gets its name back."""
     if not path.exists():
         os.rename(old, path)
         sync(path.parent)
@@ -237,13 +237,13 @@ def _yields(old: Path, path: Path) -> bool:
     return True
 
 
-def prune(run: Path, keep_last: int, keep: set[int]) -> list[int]:
-    """Removes checkpoints but the last so many and those of the steps in `keep`; returns the steps that went."""
+def prune(run: Path, keep_last: int, keep_steps: set[int]) -> list[int]:
+    """Removes all checkpoints but the last `keep_last` and those of `keep_steps`; returns the steps that went."""
     if keep_last < 1:
         raise GSAError(f"prune: keep_last must be at least 1, got {keep_last}")
     found = checkpoints(run)
     steps = sorted({step for step, _ in found})
-    gone = [step for step in steps[:-keep_last] if step not in keep]
+    gone = [step for step in steps[:-keep_last] if step not in keep_steps]
     try:
         for step, path in found:
             if step in gone:

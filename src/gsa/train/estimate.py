@@ -14,14 +14,15 @@ from gsa.errors import GSAError
 from gsa.models.config import ModelConfig
 from gsa.models.init import without_memory
 from gsa.models.lm import LM
-from gsa.train.engines import ENGINES, PRECISIONS
 from gsa.train.measure import Batch, Part, measure_block, measure_ends, measure_update
 from gsa.train.peak import flops_per_token, matmul_peak
+from gsa.train.strategies import PRECISIONS, STRATEGIES
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-HEAP_SHARE = 0.25  # of activations, that malloc holds beyond what is used: 15 to 30% of them in steps measured on CPUs
+HEAP_SHARE = 0.25
+"""What malloc holds beyond what is in use, as a share of the activations: 15 to 30% in steps measured on CPUs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,16 +81,16 @@ def estimate(
     """What so many steps of training will take on devices like this one, measured in some seconds.
 
     A step is `accumulation` micro-batches of `rows` sequences of `length` tokens in each of `world_size` processes,
-    with fp32 weights and AdamW. Engines fsdp and deepspeed share among processes what they hold; of the latter,
-    `zero_stage` says what. With `reset_at_documents`, rows lie end to end, as they do in training.
+    with fp32 weights and AdamW. With engine fsdp or deepspeed a process holds only a part of weights, gradients and
+    moments; of which, `zero_stage` says for deepspeed. With `reset_at_documents`, rows lie end to end, as in training.
     """
     device = torch.device(device)
     counts = {"length": length, "rows": rows, "accumulation": accumulation, "world_size": world_size, "steps": steps}
     for name, count in counts.items():
         if count < 1:
             raise GSAError(f"estimate: {name} must be at least 1, got {count}")
-    if engine not in ENGINES:
-        raise GSAError(f"estimate: engine must be one of {', '.join(ENGINES)}, got {engine!r}")
+    if engine not in STRATEGIES:
+        raise GSAError(f"estimate: engine must be one of {', '.join(STRATEGIES)}, got {engine!r}")
     if precision not in PRECISIONS:
         raise GSAError(f"estimate: precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
     if zero_stage not in (1, 2, 3):
@@ -144,8 +145,8 @@ def estimate(
 def _activations(blocks: list[tuple[Part, int]], ends: Part, checkpoint: int | None) -> int:
     """Bytes kept for the pass backward by so many blocks of each kind and the ends.
 
-    With gradient checkpointing a block keeps only its input, of `checkpoint` bytes, but one of them all; copies of
-    weights stay, since autocast holds them until the pass forward ends.
+    With gradient checkpointing a block keeps only its input, of `checkpoint` bytes, except the one block that is being
+    computed again. Copies of weights stay, since autocast holds them until the pass forward ends.
     """
     kept = ends.kept_bytes + ends.copied_bytes + sum(kind.copied_bytes * count for kind, count in blocks)
     if checkpoint is None:

@@ -8,11 +8,11 @@ from collections.abc import Callable
 import torch
 
 from gsa.data.batches import MicroBatch, Rows, in_order
-from gsa.train.engines import Engine
+from gsa.train.strategies import Strategy
 
 
 def evaluate(
-    engine: Engine, loss_of: Callable[[MicroBatch], torch.Tensor], rows: Rows, micro: int, limit: int | None
+    strategy: Strategy, loss_of: Callable[[MicroBatch], torch.Tensor], rows: Rows, micro: int, limit: int | None
 ) -> dict[str, float]:
     """Loss in nats per token, perplexity and bits per byte over all rows, or the first `limit`.
 
@@ -21,14 +21,15 @@ def evaluate(
     batches = in_order(rows, micro, limit)
     loss = targets = 0.0
     with torch.no_grad():
-        # Every process takes part in every turn, as sharded weights ask for; what is too much does not count.
-        for begin in range(0, len(batches), engine.world_size):
-            mine = begin + engine.rank
+        # Every process computes in every round, since sharded weights need all of them. In the last round, those for
+        # which no batch is left repeat the last batch, and it does not count.
+        for begin in range(0, len(batches), strategy.world_size):
+            mine = begin + strategy.rank
             batch = rows.micro_batch(batches[min(mine, len(batches) - 1)])
             value = float(loss_of(batch))
             if mine < len(batches):
                 loss, targets = loss + value * batch.targets, targets + batch.targets
-    loss, targets = engine.sum(loss, targets)
+    loss, targets = strategy.sum(loss, targets)
     nats, tokens = loss / targets, rows.tokens
     return {
         "loss": nats,

@@ -96,7 +96,7 @@ def _chosen(source: Path, best: bool, say: Callable[[str], None]) -> Checkpoint:
     step = found.get("step") if isinstance(found, dict) else None
     if step is None:
         raise GSAError(f"export: no checkpoint of {source} is the best: the run has not evaluated any")
-    folders = [folder for at, folder in checkpoints(source) if at == step]
+    folders = [folder for number, folder in checkpoints(source) if number == step]
     if not folders:
         raise GSAError(f"export: the best checkpoint of {source}, of step {step}, is no longer there")
     return read_checkpoint(folders[-1])

@@ -20,7 +20,6 @@ from gsa.errors import GSAError
 from gsa.models.checkpoint import load_model
 from gsa.models.lm import LM
 from gsa.train.checkpoint import read_checkpoint
-from gsa.train.engines import PRECISIONS, Engine
 from gsa.train.evaluation import evaluate
 from gsa.train.folder import RunFolder
 from gsa.train.manifest import MANIFEST
@@ -33,6 +32,7 @@ from gsa.train.position import Outcome, Position, Spent
 from gsa.train.progress import Progress
 from gsa.train.schedule import learning_rate
 from gsa.train.stop import StopWish
+from gsa.train.strategies import PRECISIONS, Strategy
 
 FIRST_LOSS_SCALE, SCALE_GROWS_AFTER = 2.0**16, 2000  # of fp16, whose gradients would vanish otherwise
 
@@ -40,8 +40,8 @@ FIRST_LOSS_SCALE, SCALE_GROWS_AFTER = 2.0**16, 2000  # of fp16, whose gradients 
 class Trainer:
     """A run in progress, on one of its processes. `folder` is None on all but the first."""
 
-    def __init__(self, plan: Plan, engine: Engine, folder: RunFolder | None, say: Callable[[str], None]):
-        self.plan, self.engine, self.folder, self.say = plan, engine, folder, say
+    def __init__(self, plan: Plan, strategy: Strategy, folder: RunFolder | None, say: Callable[[str], None]):
+        self.plan, self.strategy, self.folder, self.say = plan, strategy, folder, say
         settings = plan.settings
         self.rows = partial(Rows, length=settings.length, reset_at_documents=settings.reset_at_documents)
         self.data = Steps(
@@ -49,8 +49,8 @@ class Trainer:
             batch_size=settings.batch_size,
             micro_batch_size=settings.micro_batch_size,
             seed=settings.seed,
-            rank=engine.rank,
-            world_size=engine.world_size,
+            rank=strategy.rank,
+            world_size=strategy.world_size,
         )
         self.position = Position(loss_scale=FIRST_LOSS_SCALE if settings.precision == "fp16" else 1.0)
         self.spent = Spent()
@@ -60,9 +60,9 @@ class Trainer:
 
     def _start(self) -> None:
         """Builds the model, or brings it back to where the newest checkpoint left it."""
-        plan, engine, settings = self.plan, self.engine, self.plan.settings
+        plan, strategy, settings = self.plan, self.strategy, self.plan.settings
         checkpoint = self.folder.newest(self.say) if self.folder else None
-        state = _shared(engine, None if checkpoint is None else checkpoint.state)
+        state = _shared(strategy, None if checkpoint is None else checkpoint.state)
         torch.manual_seed(settings.seed)
         if plan.weights is not None and state is None:
             if (plan.weights / MANIFEST).exists():
@@ -81,19 +81,19 @@ class Trainer:
             weight_decay=settings.weight_decay,
             decay_all=settings.decay_all,
         )
-        engine.start(model, optimizer, compile=settings.compile)
+        strategy.start(model, optimizer, compile=settings.compile)
         if state is not None:
             self.position = self._position(state)
-            engine.load(
+            strategy.load(
                 checkpoint.tensors("model") if checkpoint else None,
                 checkpoint.tensors("optimizer") if checkpoint else None,
             )
             beyond = "" if self.position.step <= plan.steps else ", which is beyond the end"
             self.say(f"going on from step {self.position.step} of {plan.steps}{beyond}")
         if settings.ema is not None:
-            engine.start_ema(settings.ema)
+            strategy.start_ema(settings.ema)
             if state is not None and state["settings"]["ema"] is not None:
-                engine.load_ema(checkpoint.tensors("ema") if checkpoint else {})
+                strategy.load_ema(checkpoint.tensors("ema") if checkpoint else {})
 
     def _position(self, state: dict[str, Any]) -> Position:
         """Where a checkpoint stands; what means nothing under changed settings begins anew."""
@@ -113,7 +113,7 @@ class Trainer:
         settings, plan, position = self.plan.settings, self.plan, self.position
         if not progress.quiet:
             self.say = progress.note
-        peak = matmul_peak(self.engine.device, PRECISIONS[settings.precision]) * self.engine.world_size
+        peak = matmul_peak(self.strategy.device, PRECISIONS[settings.precision]) * self.strategy.world_size
         flops = flops_per_token(plan.config, settings.length)
         batches = self.data.run(position.step, plan.steps, settings.workers)
         stop: int | None = None
@@ -148,26 +148,26 @@ class Trainer:
 
     def _step(self, micro_batches: list[MicroBatch], wish: StopWish) -> tuple[dict[str, float], int | None]:
         """One step of the optimiser, or none if the gradient is not finite; what to tell, and a signal to stop."""
-        engine, position, settings = self.engine, self.position, self.plan.settings
-        (targets,) = engine.sum(sum(micro.targets for micro in micro_batches))
-        loss = torch.zeros((), device=engine.device)
+        strategy, position, settings = self.strategy, self.position, self.plan.settings
+        (targets,) = strategy.sum(sum(micro.targets for micro in micro_batches))
+        loss = torch.zeros((), device=strategy.device)
         for i, micro in enumerate(micro_batches):
             # Each token of the step counts the same, whichever process and micro-batch it is in.
             share = self._loss(micro) * (micro.targets / targets)
-            engine.backward(share * position.loss_scale, last=i == len(micro_batches) - 1)
+            strategy.backward(share * position.loss_scale, last=i == len(micro_batches) - 1)
             loss += share.detach()
-        total, heard, signals = engine.sum(float(loss), wish.signal is not None, wish.signal or 0)
-        norm = float(engine.gradient_norm()) / position.loss_scale
+        total, heard, signals = strategy.sum(float(loss), wish.signal is not None, wish.signal or 0)
+        norm = float(strategy.gradient_norm()) / position.loss_scale
         lr = learning_rate(
             position.step, steps=self.plan.steps, warmup=self.plan.warmup, peak=settings.lr, floor=settings.min_lr
         )
         if math.isfinite(total) and math.isfinite(norm):
             clipped = 1.0 if settings.clip is None else min(1.0, settings.clip / (norm + 1e-6))
             if clipped != 1.0 or position.loss_scale != 1.0:
-                engine.scale_gradients(clipped / position.loss_scale)
-            engine.step(lr)
+                strategy.scale_gradients(clipped / position.loss_scale)
+            strategy.step(lr)
             if settings.ema is not None:
-                engine.update_ema()
+                strategy.update_ema()
             self._note_good_step()
         else:
             self._note_bad_step(micro_batches, total, norm)
@@ -176,9 +176,9 @@ class Trainer:
         return values, round(signals / heard) if heard else None
 
     def _loss(self, micro: MicroBatch) -> Tensor:
-        device = self.engine.device
+        device = self.strategy.device
         ids = micro.ids.to(device)
-        return self.engine.loss(ids, ids, None if micro.cu_seqlens is None else micro.cu_seqlens.to(device))
+        return self.strategy.loss(ids, ids, None if micro.cu_seqlens is None else micro.cu_seqlens.to(device))
 
     def _note_good_step(self) -> None:
         position = self.position
@@ -188,9 +188,9 @@ class Trainer:
 
     def _note_bad_step(self, micro_batches: list[MicroBatch], loss: float, norm: float) -> None:
         """Counts a step that is skipped; the first of a row is looked into, and too many end the run."""
-        engine, position = self.engine, self.position
-        norms = engine.gradient_norms()
-        engine.discard()
+        strategy, position = self.strategy, self.position
+        norms = strategy.gradient_norms()
+        strategy.discard()
         position.skipped += 1
         said = f"step {position.step + 1} skipped: loss {loss:g}, norm of the gradient {norm:g}"
         if self.plan.settings.precision == "fp16" and math.isfinite(loss) and position.loss_scale > 1:
@@ -199,7 +199,7 @@ class Trainer:
             return
         position.skipped_in_row += 1
         if position.skipped_in_row == 1 or self.broken is None:
-            found = _gathered(engine, first_broken(engine.model, lambda: self._forward(micro_batches), norms))
+            found = _gathered(strategy, first_broken(strategy.model, lambda: self._forward(micro_batches), norms))
             self.broken = told(next((one for one in found if one is not None), None))
             said += f"; {self.broken}"
             if self.folder:
@@ -220,11 +220,11 @@ class Trainer:
 
     def _evaluate(self) -> dict[str, float]:
         """Loss, perplexity and bits per byte on the evaluation's data, of the average of the weights if one is kept."""
-        engine, position, settings = self.engine, self.position, self.plan.settings
+        strategy, position, settings = self.strategy, self.position, self.plan.settings
         assert self.plan.eval_tokens is not None
-        with self.spent.on("evaluation"), engine.evaluation(ema=settings.ema is not None):
+        with self.spent.on("evaluation"), strategy.evaluation(ema=settings.ema is not None):
             found = evaluate(
-                engine, self._loss, self.rows(self.plan.eval_tokens), self.data.micro_batch_size, settings.eval_rows
+                strategy, self._loss, self.rows(self.plan.eval_tokens), self.data.micro_batch_size, settings.eval_rows
             )
         position.evals_since_best += 1
         if math.isfinite(found["loss"]):
@@ -252,9 +252,9 @@ class Trainer:
 
     def _save(self) -> None:
         with self.spent.on("saving"):
-            tensors = {"model": self.engine.weights(), "optimizer": self.engine.optimizer_state()}
+            tensors = {"model": self.strategy.weights(), "optimizer": self.strategy.optimizer_state()}
             if self.plan.settings.ema is not None:
-                tensors["ema"] = self.engine.ema_weights()
+                tensors["ema"] = self.strategy.ema_weights()
             if self.folder:
                 self.folder.save(self.position, tensors)
 
@@ -263,7 +263,7 @@ class Trainer:
         return Outcome(
             reason=reason,
             signal=signal if reason == "stopped" else None,
-            rank=self.engine.rank,
+            rank=self.strategy.rank,
             begin=self.begin,
             step=position.step,
             steps=self.plan.steps,
@@ -276,17 +276,17 @@ class Trainer:
         )
 
 
-def _gathered(engine: Engine, value: Any) -> list[Any]:
+def _gathered(strategy: Strategy, value: Any) -> list[Any]:
     """What each process of a run has, on all of them."""
-    held: list[Any] = [value] * engine.world_size
-    if engine.world_size > 1:
+    held: list[Any] = [value] * strategy.world_size
+    if strategy.world_size > 1:
         torch.distributed.all_gather_object(held, value)
     return held
 
 
-def _shared(engine: Engine, value: dict[str, Any] | None) -> dict[str, Any] | None:
+def _shared(strategy: Strategy, value: dict[str, Any] | None) -> dict[str, Any] | None:
     """What the first process of a run has, on all of them."""
-    if engine.world_size == 1:
+    if strategy.world_size == 1:
         return value
     held = [value]
     torch.distributed.broadcast_object_list(held, src=0)

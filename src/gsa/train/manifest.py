@@ -17,7 +17,7 @@ from gsa.files import sha256
 MANIFEST = "manifest.json"
 FORMAT = 1
 _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_HASHED_AT_ONCE = 4  # files; hashing leaves Python to other threads, and one core alone is slower than most disks
+_HASHED_AT_ONCE = 4  # files: hashing releases Python's lock, and one core alone is slower than most disks
 
 
 class BrokenCheckpoint(GSAError):
@@ -76,7 +76,7 @@ def _read(folder: Path) -> dict[str, Any]:
         fields = json.loads(content)
         signed = isinstance(fields, dict) and fields.pop("sha256", None) is not None
         as_written = signed and _text(fields).encode() == content
-    except (ValueError, RecursionError) as error:  # also a number of too many digits, or brackets within brackets
+    except (ValueError, RecursionError) as error:  # also for numbers of too many digits, and brackets nested too deep
         raise broken(folder, f"{MANIFEST} is not JSON: {error}") from None
     if not as_written:
         raise broken(folder, f"{MANIFEST} is not as it was written")

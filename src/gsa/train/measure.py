@@ -14,19 +14,19 @@ import torch
 from torch import Tensor, nn
 
 from gsa.mixers.base import Options
-from gsa.mixers.hgrn2 import HGRN2Options, lower_bounds
-from gsa.mixers.layout import Layout
-from gsa.mixers.parts import RMSNorm
+from gsa.mixers.norm import RMSNorm
+from gsa.mixers.sequences import Sequences
+from gsa.mixers.shared import add_shared_parameters, shared_inputs
 from gsa.models.backbone import Block
 from gsa.models.config import ModelConfig
 from gsa.models.init import initialise, without_memory
-from gsa.models.loss import PIECE, linear_cross_entropy
+from gsa.models.loss import LOGITS_AT_ONCE, linear_cross_entropy
 from gsa.train.peak import block_flops, synchronise
 
-WORK_SECONDS = 1.0  # of one measured pass forward and backward, at the matmul rate; a larger one is cut
-LEAST_TOKENS = 32  # that are measured
-ENOUGH_SECONDS = 0.5  # of repeated runs
-RUNS = (2, 9)  # at least and at most
+WORK_SECONDS = 1.0  # for one pass forward and backward at the matmul rate; a longer one is measured on fewer tokens
+LEAST_TOKENS = 32  # to measure on
+ENOUGH_SECONDS = 0.5  # of repeated runs, after which no further one is made
+RUNS = (2, 9)  # fewest and most of a measurement
 Passes = Callable[[int, int], Tensor]
 """A loss of so many rows of so many tokens."""
 
@@ -76,17 +76,19 @@ def measure_block(config: ModelConfig, options: Options, batch: Batch, checkpoin
     with torch.device(batch.device):
         block = Block(config, options)
         block.apply(partial(initialise, deviation=config.initializer_range, layers=config.num_hidden_layers))
-        bound = None
-        if isinstance(options, HGRN2Options) and options.lower_bound:
-            bound = lower_bounds(torch.zeros(2, config.hidden_size))[1]
+        # What the second of two such layers gets from the model: the first one of a model may get nothing.
+        model, layers = nn.Module(), (options, options)
+        add_shared_parameters(model, layers)
+        with torch.no_grad():
+            shared = shared_inputs(model, layers)[1]
 
     def passes(rows: int, length: int) -> Tensor:
         x = torch.randn(rows, length, config.hidden_size, device=batch.device, requires_grad=True)
-        layout = Layout(rows, length, batch.device)
+        sequences = Sequences(rows, length, batch.device)
         if batch.packed:
             x = x.detach().view(1, rows * length, -1).requires_grad_()
-            layout = Layout(1, rows * length, batch.device, torch.arange(rows + 1, device=batch.device) * length)
-        return block(x, None, layout, False, bound)[0].float().mean()
+            sequences = Sequences(1, rows * length, batch.device, torch.arange(rows + 1, device=batch.device) * length)
+        return block(x, None, sequences, False, shared)[0].float().mean()
 
     with without_memory():
         shape = Block(config, options)
@@ -122,6 +124,7 @@ def measure_ends(config: ModelConfig, batch: Batch) -> Part:
         ids = torch.randint(config.vocab_size, (rows * length,), device=batch.device)
         return linear_cross_entropy(norm(embeddings(ids)), head.weight, ids)
 
+    logits = min(LOGITS_AT_ONCE, batch.tokens * config.vocab_size)
     rows, length = batch.cut(6 * config.hidden_size * config.vocab_size)
     copied, per_token = _kept(module, passes, rows, length, batch)
     _run(module, passes, rows, max(length // 8, 1), batch)
@@ -131,7 +134,7 @@ def measure_ends(config: ModelConfig, batch: Batch) -> Part:
         seconds=seconds,
         copied_bytes=copied,
         kept_bytes=round(per_token * batch.tokens),
-        working_bytes=3 * 4 * min(PIECE, batch.tokens * config.vocab_size) + 4 * config.vocab_size * config.hidden_size,
+        working_bytes=3 * 4 * logits + 4 * config.vocab_size * config.hidden_size,
         measured_tokens=rows * length,
     )
 

@@ -91,20 +91,8 @@ class Metrics:
         self.close(failed=kind is not None)
 
 
-def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """The lines of a metrics.jsonl, or of the one in a run's folder; a last line that a kill cut short is left out."""
-    path = Path(path)
-    path = path / METRICS if path.is_dir() else path
-    try:
-        text = path.read_bytes()
-    except OSError as error:
-        raise GSAError(f"metrics: cannot read {path}: {error}") from None
-    return [values for _, values in _lines(path, text)]
-
-
 def _lines(path: Path, text: bytes) -> list[tuple[bytes, dict[str, Any]]]:
-    """The whole lines and what they say; broken ones are left out at the end, where a kill can leave them, and nowhere
-    else."""
+    """The whole lines and what they say; a broken end, as a kill can leave it, is left out, any other damage raises."""
     found: list[tuple[bytes, dict[str, Any]]] = []
     broken = None
     for number, line in enumerate(text.splitlines(keepends=True), 1):

@@ -32,7 +32,7 @@ def matmul_peak(device: torch.device | str, dtype: torch.dtype) -> float:
     device = torch.device(device)
     if dtype not in DTYPES:
         raise GSAError(f"matmul_peak: dtype must be float32, bfloat16 or float16, got {dtype}")
-    random = torch.Generator(device).manual_seed(0)  # of its own: a run that is measured draws what it would have drawn
+    random = torch.Generator(device).manual_seed(0)  # measuring must not change what a run draws
     begin, best = time.perf_counter(), 0.0
     for size in SIZES:
         a = torch.randn(size, size, device=device, generator=random).to(dtype)
@@ -83,9 +83,9 @@ def flops_per_token(config: ModelConfig, length: int) -> float:
 
 
 def block_flops(block: nn.Module, length: int) -> float:
-    """The same for the pass forward of a part of a model alone; builds mixers on the default device, so let it be meta.
+    """FLOPs per token of the pass forward of a part of a model, counted as in `flops_per_token`.
 
-    A tied head is a linear map of its own here.
+    It builds mixers on the default device: call it inside `without_memory`.
     """
     total = 0.0
     for module in block.modules():

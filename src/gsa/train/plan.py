@@ -12,8 +12,8 @@ from gsa.errors import GSAError, raised_by
 from gsa.models.catalogue import preset, presets
 from gsa.models.checkpoint import CONFIG, load_config
 from gsa.models.config import ModelConfig
-from gsa.train.engines.launch import launched_processes
 from gsa.train.settings import TrainSettings, tokens_per_step, total_steps, warmup_steps
+from gsa.train.strategies.launch import launched_processes
 
 VOCABULARY_MULTIPLE = 64  # sizes that matrix units like
 

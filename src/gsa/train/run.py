@@ -9,8 +9,7 @@ from dataclasses import asdict
 import torch
 
 from gsa.data.batches import rows_at_once
-from gsa.train.engines import Engine, engine, usable
-from gsa.train.engines.launch import launched_processes
+from gsa.errors import OutOfMemory, memory_errors
 from gsa.train.estimate import Estimate, estimate
 from gsa.train.folder import RunFolder, opened
 from gsa.train.loop import Trainer
@@ -19,6 +18,8 @@ from gsa.train.plan import Plan, make_plan
 from gsa.train.position import Outcome
 from gsa.train.progress import Progress
 from gsa.train.settings import TrainSettings
+from gsa.train.strategies import Strategy, strategy, usable
+from gsa.train.strategies.launch import launched_processes
 
 
 def train(settings: TrainSettings) -> Outcome:
@@ -28,22 +29,25 @@ def train(settings: TrainSettings) -> Outcome:
     """
     plan = _prepared(settings)
     device = None if settings.device == "auto" else settings.device
-    carrier = engine(settings.engine, precision=settings.precision, device=device, zero_stage=settings.zero_stage)
+    chosen = strategy(settings.engine, precision=settings.precision, device=device, zero_stage=settings.zero_stage)
     try:
-        return _train(plan, carrier)
+        with memory_errors("train"):
+            return _train(plan, chosen)
+    except OutOfMemory as error:
+        raise OutOfMemory(f"{error}; smaller micro-batches, gradient checkpointing and bf16 need less") from error
     finally:
-        carrier.close()
+        chosen.close()
 
 
-def _train(plan: Plan, carrier: Engine) -> Outcome:
-    settings, first = plan.settings, carrier.rank == 0
+def _train(plan: Plan, chosen: Strategy) -> Outcome:
+    settings, first = plan.settings, chosen.rank == 0
 
     def say(line: str) -> None:
         if first:
             print(line, file=sys.stderr, flush=True)
 
     with opened(plan) if first else nullcontext() as folder:
-        trainer = Trainer(plan, carrier, folder, say)
+        trainer = Trainer(plan, chosen, folder, say)
         with Progress(plan.steps, trainer.begin, quiet=settings.json or not first) as progress:
             if folder is None:
                 return trainer.run(None, progress)

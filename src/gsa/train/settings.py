@@ -85,7 +85,7 @@ class TrainSettings:
     compile: bool = False
     """Whether torch.compile is used."""
     engine: str = choice("auto", ENGINES)
-    """What carries several processes: ddp, fsdp (FSDP2) or deepspeed (ZeRO)."""
+    """How several processes train together: ddp, fsdp (FSDP2) or deepspeed (ZeRO)."""
     zero_stage: int = number(2, least=1)
     """Stage of DeepSpeed's ZeRO, 1 to 3."""
     device: str = choice("auto", DEVICES)
@@ -102,7 +102,7 @@ class TrainSettings:
     save_every: int = number(500, least=1)
     """Steps between checkpoints."""
     keep_last: int = number(2, least=1)
-    """Checkpoints to keep."""
+    """Newest checkpoints to keep."""
     keep_best: bool = True
     """Whether the checkpoint with the best loss of an evaluation is kept too."""
     tensorboard: bool = False

@@ -1,4 +1,4 @@
-"""GSACache: the state of a model as transformers' `generate` wants it, of constant size and without a way back."""
+"""GSACache: the state of a model as transformers' `generate` wants it. It cannot go back to earlier tokens."""
 
 from __future__ import annotations
 

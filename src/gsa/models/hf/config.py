@@ -40,7 +40,7 @@ class GSAConfig(PreTrainedConfig):
                 raise GSAError(f"GSAConfig: unknown field {name!r}{suggestion(name, self.__annotations__)}")
         super().__post_init__(**kwargs)
         self.to_model_config()  # checks all fields
-        register_models()  # here, since by a config they are looked up
+        register_models()  # here, since transformers looks models up by the class of their config
 
     def to_model_config(self) -> ModelConfig:
         """The same without what belongs to transformers."""

@@ -1,4 +1,4 @@
-"""GSAModel and GSAForCausalLM: the same parts as `gsa.LM`, under the same names, in transformers' clothes."""
+"""GSAModel and GSAForCausalLM: models of transformers with the same parts as `gsa.LM`, under the same names."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from transformers import Cache, GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 from gsa.errors import GSAError
-from gsa.mixers.layout import describe
-from gsa.mixers.parts import RMSNorm
+from gsa.mixers.norm import RMSNorm
+from gsa.mixers.sequences import describe
 from gsa.models.backbone import Blocks, build, run
 from gsa.models.checkpoint import check_files
 from gsa.models.hf.cache import GSACache
@@ -40,7 +40,7 @@ class GSAPreTrainedModel(PreTrainedModel):
         initialise(module, self.config.initializer_range, self.config.num_hidden_layers)
 
     def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
-        """transformers leaves out modules outside its own code that have only children; ours also scale those."""
+        """transformers skips modules of other packages without parameters of their own; ours fill their children's."""
         parameters = list(module.parameters())
         if parameters and all(getattr(p, "_is_hf_initialized", False) for p in parameters):
             module._is_hf_initialized = True  # type: ignore[assignment]

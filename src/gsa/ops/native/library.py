@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from gsa.errors import BackendUnavailable, GSAError
+from gsa.errors import BackendUnavailable, GSAError, OutOfMemory
 from gsa.ops import native
 from gsa.ops.native import structs
 
@@ -61,7 +61,7 @@ def check_memory(code: int, operation: str = "") -> None:
     """Raises what every function of the library means by a code that is not 0: there was no memory for its work."""
     if code:
         said = "the native engine could not get its working memory"
-        raise MemoryError(f"{operation}: {said}" if operation else said)
+        raise OutOfMemory(f"{operation}: {said}" if operation else said)
 
 
 def declare(name: str, *arguments: Any) -> Any:

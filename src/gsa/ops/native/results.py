@@ -17,6 +17,8 @@ from collections import deque
 import torch
 from torch import Tensor
 
+from gsa.errors import OutOfMemory
+
 LARGE = 4 << 20
 """Bytes from which on memory comes from here."""
 
@@ -28,7 +30,7 @@ class Block:
         try:
             self.map = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except OSError as error:
-            raise MemoryError(f"no memory for a result of {size} bytes: {error}") from None
+            raise OutOfMemory(f"no memory for a result of {size} bytes: {error}") from None
         self.size = size
 
 

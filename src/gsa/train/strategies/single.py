@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from gsa.train.engines.base import Engine
+from gsa.train.strategies.base import Strategy
 
 
-class Single(Engine):
+class Single(Strategy):
     """Everything here, on one device, and the same to the bit from run to run."""
 
     name = "single"

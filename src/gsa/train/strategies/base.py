@@ -1,4 +1,4 @@
-"""Engine: what the training loop asks of whatever carries it; this class alone is enough for one process."""
+"""Strategy: where weights, optimiser and gradients are, as the training loop sees them; here, on one process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from gsa.errors import GSAError
 from gsa.models.lm import LM
-from gsa.train.engines.tensors import check_tensors, own_part
+from gsa.train.strategies.tensors import check_tensors, own_part
 
 PRECISIONS: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -34,7 +34,7 @@ class LossOf(nn.Module):
         return loss
 
 
-class Engine:
+class Strategy:
     """Weights, optimiser and gradients on one process or many.
 
     Methods that give numbers or tensors of the whole are collective: every process calls them, in the same order. Loss
@@ -72,8 +72,11 @@ class Engine:
         self._shapes = {name: tuple(p.shape) for name, p in self._parameters.items()}
 
     def loss(self, ids: Tensor, labels: Tensor, cu_seqlens: Tensor | None) -> Tensor:
-        """The mean cross-entropy of this process's micro-batch, in nats; ids and labels [B, T], cu_seqlens [N+1]."""
-        return self._wrapped(ids.to(self.device), labels.to(self.device), cu_seqlens)
+        """The mean cross-entropy of this process's micro-batch, in nats; ids and labels [B, T], cu_seqlens [N+1].
+
+        All of them are on `device`.
+        """
+        return self._wrapped(ids, labels, cu_seqlens)
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         """Adds the gradient of a loss; after the last of a step, gradients are sums over all processes."""
@@ -101,7 +104,7 @@ class Engine:
                 own_part(parameter.grad).mul_(factor)
 
     def step(self, lr: float) -> None:
-        """One step of the optimiser at this learning rate (times a group's `lr_scale`); gradients are gone after it."""
+        """One step of the optimiser at this learning rate; gradients are gone after it."""
         self._set_lr(lr)
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -191,13 +194,10 @@ class Engine:
         finally:
             self.model.train()
 
-    def barrier(self) -> None:
-        """Waits until every process is here."""
-
     def close(self) -> None:
         """Ends the connection to other processes."""
 
-    # What engines for several processes do in another way.
+    # What strategies for several processes override.
 
     def _wrap(self, loss: LossOf) -> nn.Module:
         return loss
@@ -221,7 +221,7 @@ class Engine:
 
     def _set_lr(self, lr: float) -> None:
         for group in self.optimizer.param_groups:
-            group["lr"] = lr * group.get("lr_scale", 1.0)
+            group["lr"] = lr
 
     def _average(self) -> dict[str, Tensor]:
         if self._ema is None or self._ema_is_in:

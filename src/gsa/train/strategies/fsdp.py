@@ -10,8 +10,8 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from gsa.errors import GSAError
-from gsa.train.engines.base import LossOf
-from gsa.train.engines.distributed import Distributed
+from gsa.train.strategies.base import LossOf
+from gsa.train.strategies.distributed import Distributed
 
 
 class FSDP(Distributed):

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from gsa.train.engines.base import LossOf
-from gsa.train.engines.distributed import Distributed
+from gsa.train.strategies.base import LossOf
+from gsa.train.strategies.distributed import Distributed
 
 
 class DDP(Distributed):

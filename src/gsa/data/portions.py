@@ -1,4 +1,7 @@
-"""Blocks: inputs cut into parts of about a megabyte, in order, always at the same places, from any of them on."""
+"""Portions: inputs cut into about a megabyte each, which is encoded at once.
+
+The cuts are always at the same places, so that reading can go on from the beginning of any portion.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,12 @@ from gsa.data.streams import LONGEST_ROW, Stream
 from gsa.data.tokenizer import cut_before
 from gsa.errors import GSAError
 
-BLOCK = 1 << 20
-"""Longest part of a text, in bytes. A block ends with the part that fills half of it, as any part does that is cut."""
-VALUE = 64
-"""What a value of a column takes besides its text, in bytes: a part ends however short or empty its values are."""
-MOST_ROWS = 256
-"""Rows of a .parquet file that are unpacked at once: how long they are is known only then."""
+PORTION_BYTES = 1 << 20
+"""Longest part of a text, in bytes. A portion ends after the part with which it has half as many bytes or more."""
+VALUE_BYTES = 64
+"""What a value of a column counts besides its text, in bytes, so that a part of empty values ends too."""
+MAX_BATCH_ROWS = 256
+"""Rows of a .parquet file that are unpacked at once, at most: how long they are is known only when they are."""
 
 
 class Missing(Enum):
@@ -58,7 +61,7 @@ class Part:
 
 
 @dataclass
-class Block:
+class Portion:
     """Parts that are encoded together, and where they are in the inputs."""
 
     begin: Position
@@ -68,27 +71,27 @@ class Block:
     """Bytes on disk read so far, over all inputs: for showing progress."""
 
 
-def read_blocks(inputs: Sequence[Input], text_field: str, begin: Position | None = None) -> Iterator[Block]:
-    """All blocks from a position on; the positions at which blocks begin give the blocks that were given before."""
+def read_portions(inputs: Sequence[Input], text_field: str, begin: Position | None = None) -> Iterator[Portion]:
+    """All portions from a position on. From where a portion began, the same portions follow as the first time."""
     position = begin or Position()
-    block = Block(position)
+    portion = Portion(position)
     before = sum(entry.size or 0 for entry in inputs[: position.input])
     for index in range(position.input, len(inputs)):
         entry = inputs[index]
         for part, size, consumed, following in _READERS[entry.kind](entry, text_field, position):
-            block.parts.append(part)
-            block.size += size
-            block.consumed = before + consumed
+            portion.parts.append(part)
+            portion.size += size
+            portion.consumed = before + consumed
             position = following
-            if block.size >= BLOCK // 2:
-                yield block
-                block = Block(position)
+            if portion.size >= PORTION_BYTES // 2:
+                yield portion
+                portion = Portion(position)
         position = Position(index + 1)
         before += entry.size or 0
-        if not block.parts:
-            block = Block(position)
-    if block.parts:
-        yield block
+        if not portion.parts:
+            portion = Portion(position)
+    if portion.parts:
+        yield portion
 
 
 Parts = Iterator[tuple[Part, int, int, Position]]
@@ -102,9 +105,9 @@ def _text(entry: Input, text_field: str, position: Position) -> Parts:
         stream.skip(position.offset)
         rest = b""
         while True:
-            data = rest + stream.read(BLOCK - len(rest))
-            ends = len(data) < BLOCK
-            cut = len(data) if ends else cut_before(data, 0, BLOCK, b"\n", b" ") or _between_characters(data)
+            data = rest + stream.read(PORTION_BYTES - len(rest))
+            ends = len(data) < PORTION_BYTES
+            cut = len(data) if ends else cut_before(data, 0, PORTION_BYTES, b"\n", b" ") or _between_characters(data)
             data, rest = data[:cut], data[cut:]
             part = Part(
                 entry.name, "text", position.line, data, position.offset == 0, ends, stream.damage if ends else None
@@ -118,7 +121,7 @@ def _text(entry: Input, text_field: str, position: Position) -> Parts:
 
 
 def _between_characters(data: bytes) -> int:
-    """The last place that is not inside a character of UTF-8."""
+    """The last place that is not in the middle of a character of UTF-8."""
     for cut in range(len(data) - 1, len(data) - 5, -1):
         if data[cut] & 0xC0 != 0x80:
             return cut
@@ -147,7 +150,7 @@ def _jsonl(entry: Input, text_field: str, position: Position) -> Parts:
 
 def _whole_lines(stream: Stream, rest: bytes) -> tuple[bytes, bytes, bool, int]:
     """Lines from `rest` on, what is left of the next, whether this is the end, bytes of a first line left out."""
-    data, asked, skipped = bytearray(rest), BLOCK - len(rest), 0
+    data, asked, skipped = bytearray(rest), PORTION_BYTES - len(rest), 0
     while True:
         more = stream.read(asked)
         searched = len(data)
@@ -159,14 +162,14 @@ def _whole_lines(stream: Stream, rest: bytes) -> tuple[bytes, bytes, bool, int]:
         if len(data) > LONGEST_ROW:
             skipped += len(data)
             data.clear()
-        asked = BLOCK
+        asked = PORTION_BYTES
 
 
 def _parquet(entry: Input, text_field: str, position: Position) -> Parts:
-    """The values of a column, as bytes: whether they are UTF-8 is seen to later."""
+    """The values of a column, as bytes; `documents.py` decodes them."""
     package, arrow = parquet()
     damage: list[str] = []
-    with _opened(entry) as opened, package.ParquetFile(opened, pre_buffer=False, buffer_size=BLOCK) as file:
+    with _opened(entry) as opened, package.ParquetFile(opened, pre_buffer=False, buffer_size=PORTION_BYTES) as file:
 
         def values() -> Iterator[bytes | None]:
             try:
@@ -197,7 +200,7 @@ def _batches(file: Any, text_field: str, skip: int) -> Iterator[Any]:
             continue
         columns = [about.column(i) for i in range(about.num_columns)]
         size = sum(column.total_uncompressed_size for column in columns if column.path_in_schema == text_field)
-        rows = min(MOST_ROWS, max(1, about.num_rows * BLOCK // max(size, 1) // 4))
+        rows = min(MAX_BATCH_ROWS, max(1, about.num_rows * PORTION_BYTES // max(size, 1) // 4))
         for batch in file.iter_batches(rows, row_groups=[group], columns=[text_field], use_threads=False):
             if skip < len(batch):
                 yield batch.slice(skip)
@@ -238,8 +241,8 @@ def _in_parts(entry: Input, values: Iterator[Any], position: Position) -> Iterat
 
     for value in values:
         part.append(value)
-        size += VALUE + (len(value) if isinstance(value, str | bytes) else 0)
-        if size >= BLOCK // 2:
+        size += VALUE_BYTES + (len(value) if isinstance(value, str | bytes) else 0)
+        if size >= PORTION_BYTES // 2:
             result = ended()
             yield result
             part, size, position = [], 0, result[2]

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from gsa.errors import GSAError
 from gsa.models.lm import LM
-from gsa.train.engines.base import MOMENTS
-from gsa.train.engines.distributed import Distributed
+from gsa.train.strategies.base import MOMENTS
+from gsa.train.strategies.distributed import Distributed
 
 
 class DeepSpeed(Distributed):
@@ -101,7 +101,7 @@ class DeepSpeed(Distributed):
         self._factor = float(self.world_size)
 
     def discard(self) -> None:
-        # A micro-batch that ends the step if there is none, for DeepSpeed can only let go of complete gradients.
+        # DeepSpeed can only drop gradients that are complete: this micro-batch, which adds nothing, completes them.
         self._pass()
         self._factor = None
         self.step(0.0)
@@ -178,7 +178,7 @@ class DeepSpeed(Distributed):
 
     def _pass(self) -> None:
         """A micro-batch that adds nothing to the gradients and completes them."""
-        ids = torch.zeros(1, 2, dtype=torch.int64)
+        ids = torch.zeros(1, 2, dtype=torch.int64, device=self.device)
         self.backward(self.loss(ids, ids, None) * 0.0, last=True)
 
     def _make_moments(self) -> None:

@@ -1,4 +1,4 @@
-"""What all engines for several processes share: how these talk to each other."""
+"""What all strategies for several processes share: how the processes talk to each other."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gsa.train.engines.base import Engine
-from gsa.train.engines.launch import connect
+from gsa.train.strategies.base import Strategy
+from gsa.train.strategies.launch import connect
 
 
-class Distributed(Engine):
-    """An engine on one of several processes that a launcher started."""
+class Distributed(Strategy):
+    """A strategy on one of several processes that a launcher started."""
 
     def __init__(self, precision: str, device: torch.device | None):
         place = connect(self.name, device)
@@ -22,9 +22,6 @@ class Distributed(Engine):
         x = torch.tensor([float(value) for value in values], dtype=torch.float64, device=self.device)
         dist.all_reduce(x)
         return x.tolist()
-
-    def barrier(self) -> None:
-        dist.barrier(device_ids=[self.device.index] if self.device.type == "cuda" else None)
 
     def close(self) -> None:
         if self._opened and dist.is_initialized():

@@ -1,4 +1,4 @@
-"""Engines carry one training loop on one process or many: plain torch, DDP, FSDP2 and DeepSpeed behind one class."""
+"""Strategies: one training loop on one process or many, by plain torch, DDP, FSDP2 or DeepSpeed (`--engine`)."""
 
 from __future__ import annotations
 
@@ -8,39 +8,39 @@ import torch
 
 from gsa.errors import GSAError
 from gsa.mixers.registry import suggestion
-from gsa.train.engines.base import PRECISIONS, Engine
-from gsa.train.engines.launch import launched_processes
+from gsa.train.strategies.base import PRECISIONS, Strategy
+from gsa.train.strategies.launch import launched_processes
 
-__all__ = ["ENGINES", "PRECISIONS", "Engine", "engine", "usable"]
+__all__ = ["PRECISIONS", "STRATEGIES", "Strategy", "strategy", "usable"]
 
 ZERO_STAGES = (1, 2, 3)
 
 
-def _single(precision: str, device: torch.device | None, zero_stage: int) -> Engine:
-    from gsa.train.engines.single import Single
+def _single(precision: str, device: torch.device | None, zero_stage: int) -> Strategy:
+    from gsa.train.strategies.single import Single
 
     return Single(precision, device)
 
 
-def _ddp(precision: str, device: torch.device | None, zero_stage: int) -> Engine:
-    from gsa.train.engines.ddp import DDP
+def _ddp(precision: str, device: torch.device | None, zero_stage: int) -> Strategy:
+    from gsa.train.strategies.ddp import DDP
 
     return DDP(precision, device)
 
 
-def _fsdp(precision: str, device: torch.device | None, zero_stage: int) -> Engine:
-    from gsa.train.engines.fsdp import FSDP
+def _fsdp(precision: str, device: torch.device | None, zero_stage: int) -> Strategy:
+    from gsa.train.strategies.fsdp import FSDP
 
     return FSDP(precision, device)
 
 
-def _deepspeed(precision: str, device: torch.device | None, zero_stage: int) -> Engine:
-    from gsa.train.engines.deepspeed import DeepSpeed
+def _deepspeed(precision: str, device: torch.device | None, zero_stage: int) -> Strategy:
+    from gsa.train.strategies.deepspeed import DeepSpeed
 
     return DeepSpeed(precision, device, zero_stage)
 
 
-ENGINES: dict[str, Callable[[str, torch.device | None, int], Engine]] = {
+STRATEGIES: dict[str, Callable[[str, torch.device | None, int], Strategy]] = {
     "single": _single,
     "ddp": _ddp,
     "fsdp": _fsdp,
@@ -48,10 +48,10 @@ ENGINES: dict[str, Callable[[str, torch.device | None, int], Engine]] = {
 }
 
 
-def engine(
+def strategy(
     name: str, *, precision: str = "fp32", device: str | torch.device | None = None, zero_stage: int = 2
-) -> Engine:
-    """The engine of this name, connected to the other processes, if there are any.
+) -> Strategy:
+    """The strategy of this name, connected to the other processes, if there are any.
 
     `auto` is ddp when a launcher (torchrun, accelerate launch) started several processes, otherwise single. Without a
     device, each process takes the GPU of its number, or the CPU if there is none. `zero_stage` is DeepSpeed's alone.
@@ -63,16 +63,16 @@ def engine(
     processes = launched_processes()
     if name == "auto":
         name = "ddp" if processes > 1 else "single"
-    if name not in ENGINES:
+    if name not in STRATEGIES:
         raise GSAError(
-            f"engine: unknown engine {name!r}{suggestion(name, ENGINES)}, expected auto, {', '.join(ENGINES)}"
+            f"engine: unknown engine {name!r}{suggestion(name, STRATEGIES)}, expected auto, {', '.join(STRATEGIES)}"
         )
     if name == "single" and processes > 1:
         raise GSAError(
             f"engine single: a launcher started {processes} processes, which would train {processes} times the same; "
             "choose ddp, fsdp or deepspeed, or start one process"
         )
-    return ENGINES[name](precision, usable(device), zero_stage)
+    return STRATEGIES[name](precision, usable(device), zero_stage)
 
 
 def usable(device: str | torch.device | None) -> torch.device | None:

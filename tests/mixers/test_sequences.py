@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gsa import GSAError
 from gsa.mixers import MIXERS, Mixer, State, mixer
-from gsa.mixers.layout import Layout, Padding, layout_of, padding_of
+from gsa.mixers.sequences import Padding, Sequences, padding_of, sequences_of
 
 D, B, T = 32, 3, 7
 # Every mixer, and those whose state depends on their options.
@@ -220,8 +220,8 @@ def test_a_misspelt_argument_is_refused(system: str) -> None:
         with pytest.raises(TypeError, match=next(iter(wrong))):
             layer(x, **wrong)
     if layer.options.mixer != "hgrn2":
-        with pytest.raises(TypeError, match="lower_bound"):
-            layer(x, lower_bound=torch.zeros(2, D))
+        with pytest.raises(TypeError, match="shared"):
+            layer(x, shared=torch.zeros(2, D))
 
 
 # What is promised
@@ -232,7 +232,7 @@ def test_a_state_that_is_not_wanted_does_not_come_back(system: str) -> None:
     layer, x = build(system), tokens(2, T)
     mask = torch.tensor([[1] * T, [0] + [1] * (T - 1)])
     for how in ({}, {"mask": mask}):
-        y, state = layer(x, **how, keep=False)
+        y, state = layer(x, **how, return_state=False)
         assert state is None
         assert torch.equal(y, layer(x, **how)[0])
 
@@ -242,7 +242,7 @@ def test_a_bound_keeps_at_least_so_much() -> None:
     layer, x = build("hgrn2"), tokens(1, T)
     kept = torch.tensor(0.999, dtype=torch.float64)
     bound = torch.stack([kept.log(), (1 - kept).log()])[:, None].expand(2, D)
-    free, bounded = (layer(x, lower_bound=given)[1]["S"] for given in (None, bound))
+    free, bounded = (layer(x, shared=given)[1]["S"] for given in (None, bound))
     assert bounded.abs().max() < 0.1 * free.abs().max()  # what is not forgotten is not written either
 
 
@@ -398,34 +398,34 @@ def test_no_rows_are_no_outputs(system: str) -> None:
     assert all(x.shape[0] == 0 for x in state.values())
 
 
-# Layout and Padding by themselves
+# Sequences and Padding by themselves
 
 lengths_lists = st.lists(st.integers(0, 5), min_size=1, max_size=6)
 
 
 @settings(max_examples=100)
 @given(lengths_lists, st.data())
-def test_layout_of_packed_sequences(lengths: list[int], data: st.DataObject) -> None:
+def test_packed_sequences(lengths: list[int], data: st.DataObject) -> None:
     start = data.draw(st.lists(st.integers(0, 9), min_size=len(lengths), max_size=len(lengths)))
     x = torch.zeros(1, sum(lengths), D)
-    layout = layout_of(x, torch.tensor([0, *lengths]).cumsum(0).to(torch.int32), "test")
-    assert layout.packed
-    assert layout.sequences == len(lengths)
-    assert layout.ids.tolist() == [i for i, length in enumerate(lengths) for _ in range(length)]
-    assert layout.positions(None).tolist() == [[t for length in lengths for t in range(length)]]
+    found = sequences_of(x, torch.tensor([0, *lengths]).cumsum(0).to(torch.int32), "test")
+    assert found.packed
+    assert found.count == len(lengths)
+    assert found.ids.tolist() == [i for i, length in enumerate(lengths) for _ in range(length)]
+    assert found.positions(None).tolist() == [[t for length in lengths for t in range(length)]]
     began = [start[i] + t for i, length in enumerate(lengths) for t in range(length)]
-    assert layout.positions(torch.tensor(start)).tolist() == [began]
-    assert layout.lengths().tolist() == lengths
+    assert found.positions(torch.tensor(start)).tolist() == [began]
+    assert found.lengths().tolist() == lengths
 
 
-def test_layout_of_rows() -> None:
-    layout = layout_of(torch.zeros(B, T, D), None, "test")
-    assert not layout.packed
-    assert layout.sequences == B
-    assert layout.ids is None
-    assert layout.positions(None).tolist() == [list(range(T))]
-    assert layout.positions(torch.tensor([0, 5, 2])).tolist() == [[start + t for t in range(T)] for start in (0, 5, 2)]
-    assert layout.lengths().tolist() == [T] * B
+def test_sequences_that_are_rows() -> None:
+    found = sequences_of(torch.zeros(B, T, D), None, "test")
+    assert not found.packed
+    assert found.count == B
+    assert found.ids is None
+    assert found.positions(None).tolist() == [list(range(T))]
+    assert found.positions(torch.tensor([0, 5, 2])).tolist() == [[start + t for t in range(T)] for start in (0, 5, 2)]
+    assert found.lengths().tolist() == [T] * B
 
 
 @settings(max_examples=100)
@@ -440,6 +440,6 @@ def test_padding_packs_what_is_real_and_unpacks_to_the_same_places(rows: int, le
         padding = Padding(mask)
     packed = padding.pack(x)
     assert torch.equal(packed[0], x[mask])
-    assert Layout(1, packed.shape[1], x.device, padding.cu_seqlens).lengths().tolist() == mask.sum(1).tolist()
+    assert Sequences(1, packed.shape[1], x.device, padding.cu_seqlens).lengths().tolist() == mask.sum(1).tolist()
     assert torch.equal(padding.unpack(packed), x * mask[..., None])
     assert padding.extra == 0

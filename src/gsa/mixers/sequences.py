@@ -1,4 +1,4 @@
-"""How sequences lie in a batch: one to a row, or packed end to end; and padding, which becomes packing.
+"""Where sequences lie in a batch: one to a row, or packed end to end. Padded rows are packed before they are mixed.
 
 Shape letters: B rows, T time, N sequences (B, or the number of packed ones).
 """
@@ -14,24 +14,25 @@ from torch import Tensor
 from gsa.errors import GSAError
 
 
-class Layout:
+class Sequences:
     """Where each sequence begins and ends in tensors [B, T, ...]."""
 
     def __init__(self, batch: int, length: int, device: torch.device, cu_seqlens: Tensor | None = None):
         self.batch, self.length, self.device, self.cu_seqlens = batch, length, device, cu_seqlens
-        self.sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        self.count = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
         steps = torch.arange(length, device=device)
+        # ids [T]: the number of each token's sequence, None if each row is one sequence.
+        # offsets [1, T]: how many tokens of its sequence come before a token in this call.
         if cu_seqlens is None:
             self.ids, self.offsets = None, steps[None]
         else:
             borders = cu_seqlens.to(device=device, dtype=torch.int64)
             self.ids = torch.searchsorted(borders[1:], steps, right=True)
-            self.ids = self.ids.clamp(max=max(self.sequences - 1, 0))
+            self.ids = self.ids.clamp(max=max(self.count - 1, 0))
             self.offsets = (steps - borders[self.ids])[None]
-        # ids [T]: which sequence a token belongs to, None if each row is one; offsets [1, T]: its place in that call
 
-    def to(self, device: torch.device | str | int, non_blocking: bool = False) -> Layout:
-        """The layout on another device, where a model is spread over several."""
+    def to(self, device: torch.device | str | int, non_blocking: bool = False) -> Sequences:
+        """The same on another device, where a model is spread over several."""
         moved = copy(self)
         moved.offsets = self.offsets.to(device, non_blocking=non_blocking)
         moved.ids = None if self.ids is None else self.ids.to(device, non_blocking=non_blocking)
@@ -57,24 +58,27 @@ class Layout:
         return self.cu_seqlens.to(device=self.device, dtype=torch.int64).diff()
 
 
-def layout_of(x: Tensor, cu_seqlens: Tensor | None, operation: str) -> Layout:
-    """The layout of x [B, T, ...], with cu_seqlens checked."""
-    if cu_seqlens is not None:
-        if not isinstance(cu_seqlens, Tensor) or cu_seqlens.dim() != 1 or cu_seqlens.dtype not in _INTEGERS:
-            raise GSAError(
-                f"{operation}: cu_seqlens must be an int32 or int64 tensor [N+1], got {describe(cu_seqlens)}"
-            )
-        if cu_seqlens.shape[0] < 2:
-            raise GSAError(f"{operation}: cu_seqlens must hold N+1 entries of N >= 1 sequences, got {len(cu_seqlens)}")
-        if x.shape[0] != 1:
-            raise GSAError(
-                f"{operation}: cu_seqlens packs sequences into a batch of 1, but there are {x.shape[0]} rows"
-            )
-        if not torch.compiler.is_compiling():
-            borders = cu_seqlens.tolist()
-            if borders[0] != 0 or borders[-1] != x.shape[1] or sorted(borders) != borders:
-                raise GSAError(f"{operation}: cu_seqlens must rise from 0 to {x.shape[1]} (T), got {_short(borders)}")
-    return Layout(x.shape[0], x.shape[1], x.device, cu_seqlens)
+def sequences_of(x: Tensor, cu_seqlens: Tensor | None, operation: str) -> Sequences:
+    """The sequences of x [B, T, ...], with the values of cu_seqlens checked."""
+    sequence_count(x, cu_seqlens, operation)
+    if cu_seqlens is not None and not torch.compiler.is_compiling():
+        borders = cu_seqlens.tolist()
+        if borders[0] != 0 or borders[-1] != x.shape[1] or sorted(borders) != borders:
+            raise GSAError(f"{operation}: cu_seqlens must rise from 0 to {x.shape[1]} (T), got {_short(borders)}")
+    return Sequences(x.shape[0], x.shape[1], x.device, cu_seqlens)
+
+
+def sequence_count(x: Tensor, cu_seqlens: Tensor | None, operation: str) -> int:
+    """How many sequences x [B, T, ...] holds; raises unless cu_seqlens has the right type and shape."""
+    if cu_seqlens is None:
+        return x.shape[0]
+    if not isinstance(cu_seqlens, Tensor) or cu_seqlens.dim() != 1 or cu_seqlens.dtype not in _INTEGERS:
+        raise GSAError(f"{operation}: cu_seqlens must be an int32 or int64 tensor [N+1], got {describe(cu_seqlens)}")
+    if cu_seqlens.shape[0] < 2:
+        raise GSAError(f"{operation}: cu_seqlens must hold N+1 entries of N >= 1 sequences, got {len(cu_seqlens)}")
+    if x.shape[0] != 1:
+        raise GSAError(f"{operation}: cu_seqlens packs sequences into a batch of 1, but there are {x.shape[0]} rows")
+    return cu_seqlens.shape[0] - 1
 
 
 class Padding:

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from gsa.ops.operators import Shape, laid_out_like
-from gsa.ops.triton.backward import Gradients, backward
+from gsa.ops.triton.backward_pass import Gradients, backward
 from gsa.ops.triton.call import Call, early
+from gsa.ops.triton.forward_pass import Pass
+from gsa.ops.triton.jit.readout import differentiate_readout
 from gsa.ops.triton.launch import launch
-from gsa.ops.triton.parts import differentiate_readout
-from gsa.ops.triton.passes import Pass
 from gsa.ops.triton.plan import power_of_two
 
 ENTRIES_AT_ONCE = 2048
@@ -32,9 +32,9 @@ def kept_shape(
 
 
 def _scaled_before(q: Tensor, scale: float) -> tuple[Tensor, float, float]:
-    """Queries and their scale, before a call and after it: in fp64 it comes before.
+    """Queries, the scale for the kernels to apply, and the factor that the gradient of q is still to be multiplied by.
 
-    Numbers reach a kernel in single precision.
+    Triton passes numbers to kernels in fp32. In fp64 the queries are therefore scaled here, and the kernels get 1.
     """
     return (q * scale, 1.0, scale) if q.dtype == torch.float64 else (q, scale, 1.0)
 

@@ -4,9 +4,13 @@ import doctest
 import importlib
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch.nn.functional import logsigmoid
+
+from gsa.ops import SlotState, reference
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -43,13 +47,51 @@ def test_docstring_examples(module: str) -> None:
     assert results.failed == 0
 
 
+def code_blocks(path: Path) -> list[str]:
+    blocks = re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL)
+    assert blocks
+    return blocks
+
+
 def test_readme_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # some write files
     for path in (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("native", "models", "inference"))):
-        blocks = re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL)
-        assert blocks
-        for block in blocks:
+        for block in code_blocks(path):
             exec(compile(block, path.name, "exec"), {})
+
+
+GATES = {
+    "mild": lambda x: logsigmoid(x) / 8,
+    "strong": lambda x: logsigmoid(x) / 0.1,
+    "zero": torch.zeros_like,
+    "some -inf": lambda x: (logsigmoid(x) / 8).masked_fill(x > 1, -torch.inf),
+    "all -inf": lambda x: torch.full_like(x, -torch.inf),
+    "-inf beside zero": lambda x: torch.where(torch.arange(x.shape[-1]) % 2 == 0, -torch.inf, 0.0).to(x).expand_as(x),
+}
+
+
+@pytest.mark.parametrize("gate", GATES)
+def test_chunkwise_listing_computes_the_recurrence(gate: str) -> None:
+    (listing,) = code_blocks(ROOT / "docs/operator.md")
+    chunkwise: dict[str, Any] = {}
+    exec(compile(listing, "operator.md", "exec"), chunkwise)
+    random = torch.Generator().manual_seed(0)
+    B, H, K, V, M = 2, 3, 5, 4, 6
+    for T in (0, 1, 7, 64, 65, 150):
+        q, k, v, logits, Kt, Vt = (
+            torch.randn(B, *shape, generator=random, dtype=torch.float64)
+            for shape in ((T, H, K), (T, H, K), (T, H, V), (T, H, M), (H, K, M), (H, M, V))
+        )
+        # Rounded to fp32, so that fp32 and fp64 compute from the same numbers.
+        q, k, v, g, Kt, Vt = (x.float().double() for x in (q, k, v, GATES[gate](logits), Kt, Vt))
+        o, state = reference.gated_slot_attention(
+            q, k, v, g, None, scale=1.0, readout="softmax", initial_state=SlotState(Kt, Vt), cu_seqlens=None
+        )
+        for dtype, error in ((torch.float64, 1e-13), (torch.float32, 1e-5)):
+            by_head = (x.transpose(1, 2).to(dtype) for x in (q, k, v, g))
+            found, *memories = chunkwise["gated_slot_attention"](*by_head, Kt.to(dtype), Vt.to(dtype))
+            for ours, exact in zip((found.transpose(1, 2), *memories), (o, *state), strict=True):
+                torch.testing.assert_close(ours.double(), exact, rtol=error, atol=error)
 
 
 def test_readme_commands_exist() -> None:

@@ -104,18 +104,36 @@ def test_readme_commands_exist() -> None:
         assert f"\n{command}:" in makefile, command
 
 
-def test_readme_tree_is_the_tree() -> None:
-    tree = README.split("## What is where")[1].split("## ")[0]
-    named = set(re.findall(r"\b([\w]+\.(?:py|h|cpp))\b", tree))
-    rooms = [
-        path
-        for room in ("data", "infer", "mixers", "models", "ops", "train")
-        for path in (ROOT / "src/gsa" / room).rglob("*.py")
-    ]
-    files = {path.name for path in (*rooms, *(ROOT / "csrc").glob("*.[hc]*"))}
-    assert files - {"__init__.py"} <= named
-    for name in named:
-        assert [*(ROOT / "src/gsa").rglob(name), *(ROOT / "csrc").glob(name), *(ROOT / "tests").rglob(name)], name
+def test_the_tree_is_complete() -> None:
+    listed = listed_paths(ROOT / "docs/tree.md")
+    files = {
+        path.relative_to(ROOT).as_posix()
+        for folder in ("src", "csrc", "recipes", "docs")
+        for path in (ROOT / folder).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts and path.name != "__init__.py"
+    }
+    missing = sorted(files - listed)
+    superfluous = sorted(path for path in listed if not (ROOT / path).exists())
+    assert (missing, superfluous) == ([], []), f"docs/tree.md: missing {missing}, superfluous {superfluous}"
+    assert "docs/tree.md" in README
+
+
+def listed_paths(page: Path) -> set[str]:
+    """The paths of an indented listing: two spaces for each level, a folder's name ends with a slash."""
+    paths: set[str] = set()
+    above: list[str] = []
+    for line in page.read_text().splitlines():
+        if not line.startswith("    "):
+            continue
+        entry = re.fullmatch(r" {4}((?:  )*)(\S+)  +\S.*", line)
+        assert entry is not None, f"{page.name}: expected a name and what it is, got {line!r}"
+        level = len(entry[1]) // 2
+        above[level:] = [entry[2]]
+        path = "".join(above)
+        assert all(folder.endswith("/") for folder in above[:-1]), f"{page.name}: {path} is not below a folder"
+        assert path not in paths, f"{page.name}: {path} is listed twice"
+        paths.add(path)
+    return paths
 
 
 def test_no_machine_is_named() -> None:

@@ -56,40 +56,40 @@ class Launch:
     stages: int
 
 
-class _Pretence(threading.local):
+class _Overrides(threading.local):
     def __init__(self) -> None:
         self.target: Target | None = None
         self.launches: list[Launch] | None = None
 
 
-_pretence = _Pretence()
+_overrides = _Overrides()
 
 
 @contextmanager
 def pretending(target: Target) -> Iterator[None]:
     """Inside, launches are planned as for the target, wherever they run."""
-    previous, _pretence.target = _pretence.target, target
+    previous, _overrides.target = _overrides.target, target
     try:
         yield
     finally:
-        _pretence.target = previous
+        _overrides.target = previous
 
 
 @contextmanager
 def recording(target: Target) -> Iterator[list[Launch]]:
     """Inside, kernels are not run but listed, as they would be launched on the target; arguments are meta tensors."""
-    previous, _pretence.launches = _pretence.launches, []
+    previous, _overrides.launches = _overrides.launches, []
     try:
         with pretending(target):
-            yield _pretence.launches
+            yield _overrides.launches
     finally:
-        _pretence.launches = previous
+        _overrides.launches = previous
 
 
 def target_of(device: torch.device) -> Target:
     """What kernels for tensors on this device will run on."""
-    if _pretence.target is not None:
-        return _pretence.target
+    if _overrides.target is not None:
+        return _overrides.target
     if device.type == "cpu":
         return INTERPRETER
     return _device_target(torch.cuda.current_device() if device.index is None else device.index)
@@ -110,8 +110,8 @@ def launch(kernel: Any, programs: int, warps: int, stages: int, **arguments: Any
     """Runs the kernel on the device of its tensors, or records it; with an empty grid, does neither."""
     if programs == 0:
         return
-    if _pretence.launches is not None:
-        _pretence.launches.append(Launch(kernel, programs, arguments, warps, stages))
+    if _overrides.launches is not None:
+        _overrides.launches.append(Launch(kernel, programs, arguments, warps, stages))
         return
     # Triton 3.7 has no product of fp64 for AMD's matrix units, and fails unless this option turns them off.
     double = str(arguments.get("F")) == "fp64" and torch.version.hip is not None

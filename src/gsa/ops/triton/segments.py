@@ -30,7 +30,7 @@ class Segments(NamedTuple):
 
 
 def counts(B: int, T: int, sequences: int | None, segment: int, chunk: int) -> tuple[int, int]:
-    """How many segments and chunks there are at most, from shapes alone; `sequences` if they are packed."""
+    """The largest possible numbers of segments and chunks, from shapes alone; `sequences` if they are packed."""
     if sequences is None:
         return B * max(1, -(-T // segment)), B * -(-T // chunk)
     return T // segment + sequences, T // chunk + sequences

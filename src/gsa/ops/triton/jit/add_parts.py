@@ -12,6 +12,6 @@ def add_parts(parts, out, entries, count, BLOCK: tl.constexpr):
     entry = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     total = tl.load(parts + entry, mask=entry < entries, other=0.0)
     for _ in range(1, count):
-        parts += entries  # not a multiple of it, which 32 bits may not hold
+        parts += entries  # step by step, because a multiple of `entries` may not fit into 32 bits
         total += tl.load(parts + entry, mask=entry < entries, other=0.0)
     tl.store(out + entry, total.to(out.dtype.element_ty), mask=entry < entries)

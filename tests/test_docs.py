@@ -3,10 +3,15 @@
 import doctest
 import importlib
 import re
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch.nn.functional import logsigmoid
+
+from gsa.ops import SlotState, reference
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -43,13 +48,52 @@ def test_docstring_examples(module: str) -> None:
     assert results.failed == 0
 
 
+def code_blocks(path: Path) -> list[str]:
+    blocks = re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL)
+    assert blocks
+    return blocks
+
+
 def test_readme_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # some write files
     for path in (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("native", "models", "inference"))):
-        blocks = re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL)
-        assert blocks
-        for block in blocks:
+        for block in code_blocks(path):
             exec(compile(block, path.name, "exec"), {})
+
+
+GATES = {
+    "slow": lambda x: logsigmoid(x) / 1e6,
+    "mild": lambda x: logsigmoid(x) / 8,
+    "strong": lambda x: logsigmoid(x) / 0.1,
+    "zero": torch.zeros_like,
+    "some -inf": lambda x: (logsigmoid(x) / 8).masked_fill(x > 1, -torch.inf),
+    "all -inf": lambda x: torch.full_like(x, -torch.inf),
+    "-inf beside zero": lambda x: torch.where(torch.arange(x.shape[-1]) % 2 == 0, -torch.inf, 0.0).to(x).expand_as(x),
+}
+
+
+@pytest.mark.parametrize("gate", GATES)
+def test_chunkwise_listing_computes_the_recurrence(gate: str) -> None:
+    (listing,) = code_blocks(ROOT / "docs/operator.md")
+    chunkwise: dict[str, Any] = {}
+    exec(compile(listing, "operator.md", "exec"), chunkwise)
+    random = torch.Generator().manual_seed(0)
+    B, H, K, V, M = 2, 3, 5, 4, 6
+    for T, start in product((0, 1, 7, 64, 65, 150), (0.0, 1.0)):
+        q, k, v, logits, Kt, Vt = (
+            torch.randn(B, *shape, generator=random, dtype=torch.float64)
+            for shape in ((T, H, K), (T, H, K), (T, H, V), (T, H, M), (H, K, M), (H, M, V))
+        )
+        # Rounded to fp32, so that fp32 and fp64 compute from the same numbers.
+        q, k, v, g, Kt, Vt = (x.float().double() for x in (q, k, v, GATES[gate](logits), Kt * start, Vt * start))
+        o, state = reference.gated_slot_attention(
+            q, k, v, g, None, scale=1.0, readout="softmax", initial_state=SlotState(Kt, Vt), cu_seqlens=None
+        )
+        for dtype, error in ((torch.float64, 1e-14), (torch.float32, 1e-6)):
+            by_head = (x.transpose(1, 2).to(dtype) for x in (q, k, v, g))
+            found, *memories = chunkwise["gated_slot_attention"](*by_head, Kt.to(dtype), Vt.to(dtype))
+            for ours, exact in zip((found.transpose(1, 2), *memories), (o, *state), strict=True):
+                assert (ours.double() - exact).norm() <= error * exact.norm(), (T, start, dtype)
 
 
 def test_readme_commands_exist() -> None:
@@ -60,18 +104,36 @@ def test_readme_commands_exist() -> None:
         assert f"\n{command}:" in makefile, command
 
 
-def test_readme_tree_is_the_tree() -> None:
-    tree = README.split("## What is where")[1].split("## ")[0]
-    named = set(re.findall(r"\b([\w]+\.(?:py|h|cpp))\b", tree))
-    rooms = [
-        path
-        for room in ("data", "infer", "mixers", "models", "ops", "train")
-        for path in (ROOT / "src/gsa" / room).rglob("*.py")
-    ]
-    files = {path.name for path in (*rooms, *(ROOT / "csrc").glob("*.[hc]*"))}
-    assert files - {"__init__.py"} <= named
-    for name in named:
-        assert [*(ROOT / "src/gsa").rglob(name), *(ROOT / "csrc").glob(name), *(ROOT / "tests").rglob(name)], name
+def test_the_tree_is_complete() -> None:
+    listed = listed_paths(ROOT / "docs/tree.md")
+    files = {
+        path.relative_to(ROOT).as_posix()
+        for folder in ("src", "csrc", "recipes", "docs")
+        for path in (ROOT / folder).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts and path.name != "__init__.py"
+    }
+    missing = sorted(files - listed)
+    superfluous = sorted(path for path in listed if not (ROOT / path).exists())
+    assert (missing, superfluous) == ([], []), f"docs/tree.md: missing {missing}, superfluous {superfluous}"
+    assert "docs/tree.md" in README
+
+
+def listed_paths(page: Path) -> set[str]:
+    """The paths of an indented listing: two spaces for each level, a folder's name ends with a slash."""
+    paths: set[str] = set()
+    above: list[str] = []
+    for line in page.read_text().splitlines():
+        if not line.startswith("    "):
+            continue
+        entry = re.fullmatch(r" {4}((?:  )*)(\S+)  +\S.*", line)
+        assert entry is not None, f"{page.name}: expected a name and what it is, got {line!r}"
+        level = len(entry[1]) // 2
+        above[level:] = [entry[2]]
+        path = "".join(above)
+        assert all(folder.endswith("/") for folder in above[:-1]), f"{page.name}: {path} is not below a folder"
+        assert path not in paths, f"{page.name}: {path} is listed twice"
+        paths.add(path)
+    return paths
 
 
 def test_no_machine_is_named() -> None:

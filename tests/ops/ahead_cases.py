@@ -10,7 +10,7 @@ from triton import knobs
 from triton.runtime import driver
 
 from gsa.bench.launches import Case
-from gsa.ops.triton.ahead import Figures, Source, figures, source, triton_target
+from gsa.ops.triton.ahead_of_time import Figures, Source, figures, source, triton_target
 from gsa.ops.triton.launch import TARGETS, Launch, launch, recording
 
 

@@ -104,9 +104,11 @@ def test_packed_sequences_that_change_in_place() -> None:
 @pytest.mark.parametrize("segment", [64, 512])
 def test_rows_are_cut_like_sequences(B: int, T: int, segment: int) -> None:
     """The tables that are made on the device are those that are made from a list of sequences."""
-    made = segments.rows(B, T, torch.device("cpu"), segment, 16)
+    made = segments.cut_rows(B, T, torch.device("cpu"), segment, 16)
     bounds = [(0, b * T, (b + 1) * T) for b in range(B)]
-    for ours, theirs in zip(made, segments.cut(bounds, torch.device("cpu"), segment, 16, segment >= T), strict=True):
+    for ours, theirs in zip(
+        made, segments.cut_sequences(bounds, torch.device("cpu"), segment, 16, segment >= T), strict=True
+    ):
         assert ours is theirs if isinstance(ours, bool) else torch.equal(ours, theirs)
 
 
@@ -137,7 +139,7 @@ def test_gradients_lie_as_compilers_expect() -> None:
 
 
 def test_grids_have_one_dimension_and_nothing_is_atomic() -> None:
-    sources = [path.read_text() for path in Path(plan.__file__).parent.glob("*.py")]
+    sources = [path.read_text() for path in Path(plan.__file__).parent.rglob("*.py")]
     assert not any("atomic_" in source for source in sources)
     from gsa.ops.triton.slot_attention import forward
 

@@ -22,7 +22,7 @@ from unittest import mock
 
 from gsa.bench.launches import BATCH, DTYPES, LENGTH, Case
 from gsa.errors import GSAError
-from gsa.ops.triton.ahead import Figures, Source, compiled, source, triton_target
+from gsa.ops.triton.ahead_of_time import Figures, Source, compiled, source, triton_target
 from gsa.ops.triton.launch import Launch, Target
 
 _shown: list[Target] = []

@@ -16,7 +16,7 @@ from gsa.errors import GSAError
 
 if TYPE_CHECKING:
     from gsa.bench.launches import Case
-    from gsa.ops.triton.ahead import Figures, Source
+    from gsa.ops.triton.ahead_of_time import Figures, Source
 
 WIDTHS = (64, 128, 256, 512)
 SLOTS = (32, 64, 128)
@@ -121,7 +121,7 @@ def measure(cases: list[Case], fla: bool, jobs: int) -> dict[str, Any]:
 
 def _ours(cases: list[Case], jobs: int, tell: Callable[[str], None]) -> list[Row]:
     from gsa.bench.launches import sources
-    from gsa.ops.triton.ahead import compiled
+    from gsa.ops.triton.ahead_of_time import compiled
 
     uses: dict[Source, list[tuple[str, Case]]] = {}
     for case, found in zip(cases, _all([partial(sources, case) for case in cases], jobs), strict=True):

@@ -11,7 +11,7 @@ from gsa.ops.triton.launch import Target
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gsa.ops.triton.ahead import Source
+    from gsa.ops.triton.ahead_of_time import Source
 
 BATCH, LENGTH = 8, 2048
 """The paper's: 16384 tokens at a time, and 2048 features in all heads together."""
@@ -43,7 +43,7 @@ class Case:
 
 def sources(case: Case) -> list[tuple[str, Source]]:
     """The operations and the kernels they launch; each kernel with its settings once per operation."""
-    from gsa.ops.triton.ahead import source
+    from gsa.ops.triton.ahead_of_time import source
     from gsa.ops.triton.launch import recording
 
     found: dict[tuple[str, Source], None] = {}

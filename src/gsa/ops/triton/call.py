@@ -15,9 +15,9 @@ from gsa.ops.calls import LinearCall, Shape, SlotCall
 from gsa.ops.sequences import sequence_count
 from gsa.ops.state import compute_dtype
 from gsa.ops.triton import plan
-from gsa.ops.triton.inside import weigh_chunks
+from gsa.ops.triton.jit.add_parts import add_parts
+from gsa.ops.triton.jit.chunk_gates import weigh_chunks
 from gsa.ops.triton.launch import launch, target_of
-from gsa.ops.triton.parts import add_parts
 from gsa.ops.triton.segments import Segments, counts, segments
 
 
@@ -35,7 +35,7 @@ class Call:
         self.segment = plan.segment_length(self.target, self.tokens, H, max(q.shape[3], v.shape[3]))
 
     def kept_shape(self, save: str, rows: int, columns: int) -> Shape:
-        """Of the states kept for backward: before segments, if there are several, or before chunks."""
+        """The shape of the states kept for backward: before segments, if there are several, or before chunks."""
         packed = None if self.cu_seqlens is None else self.N
         size, chunks = counts(self.B, self.T, packed, self.segment, self.chunk)
         count = {"nothing": 0, "marks": 0 if self.segment >= self.T else size, "states": chunks}[save]
@@ -47,7 +47,7 @@ class Call:
 
     @property
     def products(self) -> dict[str, Any]:
-        """Arguments of kernels that multiply."""
+        """Arguments of all kernels that compute matrix products."""
         return {"P": plan.precision(self.target, self.dtype), **self.sizes}
 
     @property
@@ -58,19 +58,20 @@ class Call:
         return {"C": self.chunk, "F": tl.float64 if self.sums == torch.float64 else tl.float32}
 
     def empty(self, *shape: int) -> Tensor:
-        """In the dtype of sums."""
+        """An empty tensor in the dtype of sums."""
         return torch.empty(shape, dtype=self.sums, device=self.device)
 
     def late(self, width: int) -> Tensor:
+        """An empty tensor with a row for every query [B, T, HQ, width]."""
         return self.empty(self.B, self.T, self.H * self.R, width)
 
     def parts(self, count: int, out: Tensor) -> Tensor:
-        """Where tiles leave their parts of a result: in place, if there is but one."""
+        """Where `count` tiles write their parts of a result: `out` itself if there is one tile, else to be added up."""
         return out if count == 1 else self.empty(count, *out.shape)
 
 
 class Early(NamedTuple):
-    """Keys or values on the way to the end of their chunk."""
+    """Keys or values, what a token writes: as they are, and decayed until the end of their chunk."""
 
     raw: Tensor | None
     """[B, T, H, X]; None for 1 - exp(g)."""
@@ -83,14 +84,14 @@ class Early(NamedTuple):
 
 
 def early(call: Call, raw: Tensor | None, g: Tensor | None, width: int) -> Early:
-    """Keys or values, gated or not."""
+    """Keys or values, with their decay if they are gated."""
     if g is None:
         assert raw is not None
         return Early(raw, g, raw, None)
     weighted = call.empty(call.B, call.T, call.H, width)
     chunks = call.segments.chunks
     decay = call.empty(chunks.shape[0], call.H, width)
-    tiles = plan.inside(call.target, call.dtype, width, "weigh")
+    tiles = plan.chunk_tiling(call.target, call.dtype, width, "weigh")
     launch(
         weigh_chunks,
         chunks.shape[0] * call.H * -(-width // tiles.width),
@@ -112,25 +113,25 @@ def early(call: Call, raw: Tensor | None, g: Tensor | None, width: int) -> Early
 
 
 def add(parts: Tensor, out: Tensor) -> None:
-    """Adds the parts up to `out`, unless it is the only part."""
+    """Sums the parts into `out`, unless `out` itself is the only part."""
     if parts is not out:
         launch(
             add_parts,
-            -(-out.numel() // plan.ADDED_AT_ONCE),
+            -(-out.numel() // plan.ENTRIES_PER_SUM),
             4,
             1,
             parts=parts,
             out=out,
             entries=out.numel(),
             count=parts.shape[0],
-            BLOCK=plan.ADDED_AT_ONCE,
+            BLOCK=plan.ENTRIES_PER_SUM,
         )
 
 
 def scaled_before(q: Tensor, scale: float) -> tuple[Tensor, float, float]:
-    """Queries, the scale that kernels apply to them, and the scale left for the gradient of the queries.
+    """Queries, the scale for the kernels to apply, and the factor that the gradient of q is still to be multiplied by.
 
-    Numbers reach a kernel in single precision, so queries in fp64 are scaled before it.
+    Triton passes numbers to kernels in fp32. In fp64 the queries are therefore scaled here, and the kernels get 1.
     """
     return (q * scale, 1.0, scale) if q.dtype == torch.float64 else (q, scale, 1.0)
 

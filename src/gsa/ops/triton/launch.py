@@ -1,8 +1,8 @@
-"""How a kernel is started: on the device, or written down instead.
+"""Launching kernels: run on the device, or only recorded.
 
 Everything that is launched passes through `launch`. Inside `recording`, nothing runs: what would be launched on a named
 target is listed, with meta tensors for arguments. So the ahead-of-time compiler and the figures of the documentation
-see the very kernels, settings and grids that a GPU would.
+are made from exactly the kernels, settings and grids that a GPU would run.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ class Target:
 
     name: str
     backend: str
-    """Triton's name of the maker: cuda or hip."""
+    """Triton's name of the vendor: cuda or hip."""
     arch: int | str
     """Triton's name of the architecture: 80, 90, "gfx942"."""
     warp_size: int
     processors: int
     """Streaming multiprocessors, or compute units."""
     shared_bytes: int
-    """Shared memory that one program may have."""
+    """Shared memory that one program may use."""
 
 
 TARGETS: dict[str, Target] = {
@@ -38,7 +38,7 @@ TARGETS: dict[str, Target] = {
     "sm_90": Target("sm_90", "cuda", 90, 32, 132, 227 << 10),
     "gfx942": Target("gfx942", "hip", "gfx942", 64, 304, 64 << 10),
 }
-# Triton's interpreter on a CPU: as many programs as the work has, each one after another.
+# Triton's interpreter on a CPU, which runs programs one after another.
 INTERPRETER = Target("interpreter", "cpu", "cpu", 1, 1, 227 << 10)
 
 
@@ -49,47 +49,47 @@ class Launch:
     kernel: Any
     """The function decorated with triton.jit."""
     programs: int
-    """The grid, which has one dimension: y and z end at 65535."""
+    """The size of the grid. It has one dimension, because the other two end at 65535."""
     arguments: dict[str, Any]
-    """By name: tensors, numbers, None, and the values of constexpr parameters."""
+    """By name of the parameter: tensors, numbers, None, and values of constexpr parameters."""
     warps: int
     stages: int
 
 
-class _Pretence(threading.local):
+class _Overrides(threading.local):
     def __init__(self) -> None:
         self.target: Target | None = None
         self.launches: list[Launch] | None = None
 
 
-_pretence = _Pretence()
+_overrides = _Overrides()
 
 
 @contextmanager
 def pretending(target: Target) -> Iterator[None]:
     """Inside, launches are planned as for the target, wherever they run."""
-    previous, _pretence.target = _pretence.target, target
+    previous, _overrides.target = _overrides.target, target
     try:
         yield
     finally:
-        _pretence.target = previous
+        _overrides.target = previous
 
 
 @contextmanager
 def recording(target: Target) -> Iterator[list[Launch]]:
     """Inside, kernels are not run but listed, as they would be launched on the target; arguments are meta tensors."""
-    previous, _pretence.launches = _pretence.launches, []
+    previous, _overrides.launches = _overrides.launches, []
     try:
         with pretending(target):
-            yield _pretence.launches
+            yield _overrides.launches
     finally:
-        _pretence.launches = previous
+        _overrides.launches = previous
 
 
 def target_of(device: torch.device) -> Target:
     """What kernels for tensors on this device will run on."""
-    if _pretence.target is not None:
-        return _pretence.target
+    if _overrides.target is not None:
+        return _overrides.target
     if device.type == "cpu":
         return INTERPRETER
     return _device_target(torch.cuda.current_device() if device.index is None else device.index)
@@ -107,13 +107,13 @@ def _device_target(index: int) -> Target:
 
 
 def launch(kernel: Any, programs: int, warps: int, stages: int, **arguments: Any) -> None:
-    """Runs the kernel on the device of its tensors, or writes it down; without programs there is nothing to do."""
+    """Runs the kernel on the device of its tensors, or records it; with an empty grid, does neither."""
     if programs == 0:
         return
-    if _pretence.launches is not None:
-        _pretence.launches.append(Launch(kernel, programs, arguments, warps, stages))
+    if _overrides.launches is not None:
+        _overrides.launches.append(Launch(kernel, programs, arguments, warps, stages))
         return
-    # Triton 3.7 has no product of fp64 for AMD's matrix units, and fails unless told to do without.
+    # Triton 3.7 has no product of fp64 for AMD's matrix units, and fails unless this option turns them off.
     double = str(arguments.get("F")) == "fp64" and torch.version.hip is not None
     options = {"matrix_instr_nonkdim": 4} if double else {}
     tensor = next(x for x in arguments.values() if isinstance(x, torch.Tensor))

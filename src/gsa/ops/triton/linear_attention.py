@@ -8,10 +8,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from gsa.ops.calls import Gradients, LinearCall, Shape, Tensors
-from gsa.ops.triton.backward import Gradients as Into
-from gsa.ops.triton.backward import backward as backward_pass
+from gsa.ops.triton.backward_pass import Gradients as Into
+from gsa.ops.triton.backward_pass import backward as backward_pass
 from gsa.ops.triton.call import Call, dense, dense_like, early, scaled_before
-from gsa.ops.triton.passes import Pass
+from gsa.ops.triton.forward_pass import Pass
 
 
 def saved_shapes(call: LinearCall) -> tuple[Shape, ...]:

@@ -12,10 +12,12 @@ import torch
 from gsa.ops.triton.launch import Target
 
 MIN_SEGMENT = 512
-"""Tokens; shorter segments spend more on states than they win by being many."""
+"""Tokens. In shorter segments, loading and storing states costs more than working on more of them at once saves."""
 NARROW = 64
-"""The narrow side of a tile, at most. The side with gates is the narrow one: its factors are not native."""
-ADDED_AT_ONCE = 1024
+"""The largest narrow side of a tile. The gated side is the narrow one, because its factors are computed and therefore
+multiplied as two bf16 numbers each (see gsa.ops.triton.jit.tiles.product)."""
+ENTRIES_PER_SUM = 1024
+"""Entries of the result that one program of add_parts computes."""
 
 
 class Tiling(NamedTuple):
@@ -35,7 +37,7 @@ class Tiling(NamedTuple):
         return -(-V // self.BV)
 
 
-class Inside(NamedTuple):
+class ChunkTiling(NamedTuple):
     """How a kernel for gates inside chunks is launched."""
 
     width: int
@@ -45,7 +47,7 @@ class Inside(NamedTuple):
 
 
 def power_of_two(n: int, least: int = 16) -> int:
-    """The smallest one from n on; 16 is the least that matrix units take."""
+    """The smallest power of two that is at least n, and at least 16, the smallest size that matrix units take."""
     return max(least, 1 << max(n - 1, 0).bit_length())
 
 
@@ -55,16 +57,16 @@ class Settings(NamedTuple):
     chunk: int
     """Tokens of a chunk."""
     tiles: dict[str, tuple[int, int, int]]
-    """Per kernel: the wide side of a tile of the state, warps, stages of loading ahead."""
+    """By kernel: the wide side of a tile of the state, warps, pipeline stages."""
     blocks: dict[str, tuple[int, int]]
-    """Per kernel for gates inside chunks: features of a block, warps."""
+    """By kernel for gates inside chunks: features of a block, warps."""
 
 
 _BLOCKS = {"weigh": (32, 8), "score": (32, 8), "mix": (32, 8), "finish": (16, 8)}
 
-# What a tile may hold without spilling, which `gsa kernels` checks. Hopper's matrix units take operands from shared
-# memory and leave registers for larger tiles; a wave of AMD has twice the registers of a warp. fp16 and fp32 take more
-# of them: all their factors are split.
+# The largest tiles that do not spill registers, which `gsa kernels` checks. Hopper's matrix units read operands from
+# shared memory, which leaves registers for larger tiles; a wave on AMD has twice the registers of a warp on NVIDIA.
+# fp16 and fp32 need more registers than bf16, because all their factors are split.
 TABLE: dict[tuple[str, str], Settings] = {
     ("hopper", "bf16"): Settings(
         chunk=64,
@@ -115,7 +117,7 @@ TABLE: dict[tuple[str, str], Settings] = {
 
 
 def settings(target: Target, dtype: torch.dtype) -> Settings:
-    """The entry of the table for a GPU; one that nobody has named takes the one that asks for least of its maker's."""
+    """The launch settings of a GPU. An unknown GPU uses the smallest settings of its vendor."""
     if target.backend == "hip":
         kind = "amd"
     else:
@@ -124,38 +126,43 @@ def settings(target: Target, dtype: torch.dtype) -> Settings:
 
 
 def tiling(target: Target, dtype: torch.dtype, K: int, V: int, kind: str, gated: str) -> Tiling:
-    """Of a kernel that owns tiles of the state: as much as a tile may hold, on the wider side.
+    """The tiles of a kernel that keeps the state in tiles: at most NARROW on one side, as wide as the table allows on
+    the other.
 
-    `gated` are the sides with gates: "neither", "keys", "values" or "both".
+    `gated` says which sides have gates: "neither", "keys", "values" or "both".
     """
     side, warps, stages = settings(target, dtype).tiles[kind]
     keys_narrow = gated == "keys" or (gated != "values" and K <= V)
     narrow, wide = (K, V) if keys_narrow else (V, K)
     if narrow > NARROW:
-        side //= 2  # who works on one of several tiles of both sides has more to keep track of
+        side //= 2  # with several tiles on both sides, the offsets of a tile need registers, too
     narrow = min(power_of_two(narrow), NARROW)
     wide = min(power_of_two(wide), side)
     if keys_narrow:
         return Tiling(narrow, wide, warps, stages)
-    # Values are the rows of a tile in registers, and with few rows there is no room for what is loaded ahead.
+    # A tile is held in registers with values as rows. If those are the narrow side, loading ahead would spill.
     return Tiling(wide, narrow, warps, 1 if wide > narrow else stages)
 
 
-def inside(target: Target, dtype: torch.dtype, width: int, kind: str) -> Inside:
-    """Of a kernel for gates inside chunks."""
+def chunk_tiling(target: Target, dtype: torch.dtype, width: int, kind: str) -> ChunkTiling:
+    """The blocks of features of a kernel for gates inside chunks."""
     features, warps = settings(target, dtype).blocks[kind]
-    return Inside(min(power_of_two(width), features), warps, 1)
+    return ChunkTiling(min(power_of_two(width), features), warps, 1)
 
 
 def stored_states(dtype: torch.dtype) -> torch.dtype:
-    """Of the states that backward stores for the gradients of gates, where a rounding of them is one among many."""
+    """The dtype of the states that backward stores for the gradients of gates.
+
+    bf16 for bf16 inputs: such a gradient sums over the entries of a state, so rounding them adds little to its error.
+    """
     return {torch.bfloat16: torch.bfloat16, torch.float64: torch.float64}.get(dtype, torch.float32)
 
 
 def segment_length(target: Target, tokens: int, heads: int, width: int) -> int:
-    """Tokens of a segment: the longest power of two that leaves most processors a program.
+    """Tokens of a segment: the longest power of two with which at least 80% of the processors have a program.
 
-    From shapes alone, for a compiler must know it, too; `width` is that of the wider side.
+    It follows from shapes alone, because torch.compile must know it without reading values; `width` is that of the
+    wider side of the state.
     """
     programs = tokens * heads * -(-width // 128)
     length = MIN_SEGMENT
@@ -165,7 +172,7 @@ def segment_length(target: Target, tokens: int, heads: int, width: int) -> int:
 
 
 def precision(target: Target, dtype: torch.dtype) -> str:
-    """How products are computed: see gsa.ops.triton.tiles.product."""
+    """How products are computed: see gsa.ops.triton.jit.tiles.product."""
     if dtype in (torch.float16, torch.bfloat16):
         return "emulated" if target.backend == "cpu" else "split"
     return "tf32x3" if target.backend == "cuda" and dtype == torch.float32 else "ieee"

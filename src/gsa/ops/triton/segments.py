@@ -1,4 +1,4 @@
-"""Where sequences are cut: into segments, which programs work on side by side, and those into chunks.
+"""Where sequences are cut: into segments, which are worked on in parallel, and those into chunks.
 
 Shape letters: B batch, T time, N sequences.
 """
@@ -19,8 +19,8 @@ class Segments(NamedTuple):
     """The cut of one call, as the kernels read it."""
 
     table: Tensor
-    """[segments, 4]: sequence, first token, token after the last, number of its first chunk; tokens of all rows count
-    on. A sequence has one segment at least, be it empty."""
+    """[segments, 4]: sequence, first token, token after the last, number of its first chunk. Tokens are counted through
+    all rows of the batch. An empty sequence has one segment, too."""
     firsts: Tensor
     """[N + 1]: where the segments of each sequence begin."""
     chunks: Tensor
@@ -30,19 +30,19 @@ class Segments(NamedTuple):
 
 
 def counts(B: int, T: int, sequences: int | None, segment: int, chunk: int) -> tuple[int, int]:
-    """How many segments and chunks there are at most, from shapes alone; `sequences` if they are packed."""
+    """The largest possible numbers of segments and chunks, from shapes alone; `sequences` if they are packed."""
     if sequences is None:
         return B * max(1, -(-T // segment)), B * -(-T // chunk)
     return T // segment + sequences, T // chunk + sequences
 
 
-# A table per tensor of bounds: reading them waits for the GPU, and every layer of a model passes the same tensor.
+# Tables by tensor of bounds. Reading the bounds waits for the GPU, and every layer of a model passes the same tensor.
 _packed: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-_lock = threading.Lock()  # autograd calls from threads of its own
+_lock = threading.Lock()  # backward passes run in threads of autograd
 
 
 def segments(B: int, T: int, cu_seqlens: Tensor | None, device: torch.device, segment: int, chunk: int) -> Segments:
-    """The segments of so many tokens, of B rows or of packed sequences; checks the values of cu_seqlens."""
+    """Segments of `segment` tokens, of B rows or of packed sequences; checks the values of cu_seqlens."""
     if device.type == "meta":
         N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
         size, chunks = counts(B, T, None if cu_seqlens is None else N, segment, chunk)
@@ -51,21 +51,21 @@ def segments(B: int, T: int, cu_seqlens: Tensor | None, device: torch.device, se
         )
         return Segments(table, firsts, pieces, segment >= T)
     if cu_seqlens is None:
-        return rows(B, T, device, segment, chunk)
-    if cu_seqlens.is_inference():  # nobody counts its changes
-        return cut(sequence_bounds(B, T, cu_seqlens), device, segment, chunk, segment >= T)
+        return cut_rows(B, T, device, segment, chunk)
+    if cu_seqlens.is_inference():  # it has no version counter, so a change in place would go unnoticed
+        return cut_sequences(sequence_bounds(B, T, cu_seqlens), device, segment, chunk, segment >= T)
     key = (cu_seqlens._version, T, device, segment, chunk)
     with _lock:
         known = _packed.setdefault(cu_seqlens, {})
         if key not in known:
-            if len(known) > 8:  # of changes in place
+            if len(known) > 8:  # old versions of a tensor that was changed in place
                 known.clear()
-            known[key] = cut(sequence_bounds(B, T, cu_seqlens), device, segment, chunk, segment >= T)
+            known[key] = cut_sequences(sequence_bounds(B, T, cu_seqlens), device, segment, chunk, segment >= T)
         return known[key]
 
 
-def rows(B: int, T: int, device: torch.device, segment: int, chunk: int) -> Segments:
-    """Those of B rows, made on the device: nothing is copied there, so that a CUDA graph can hold it."""
+def cut_rows(B: int, T: int, device: torch.device, segment: int, chunk: int) -> Segments:
+    """The segments of B rows, computed on the device: nothing is copied to it, so a CUDA graph can capture this."""
     per_row, chunks = max(1, -(-T // segment)), -(-T // chunk)
     row = torch.arange(B, device=device)[:, None]
     start = torch.arange(per_row, device=device)[None] * segment
@@ -80,8 +80,10 @@ def rows(B: int, T: int, device: torch.device, segment: int, chunk: int) -> Segm
     )
 
 
-def cut(bounds: list[tuple[int, int, int]], device: torch.device, segment: int, chunk: int, whole: bool) -> Segments:
-    """Those of sequences (row, start, stop)."""
+def cut_sequences(
+    bounds: list[tuple[int, int, int]], device: torch.device, segment: int, chunk: int, whole: bool
+) -> Segments:
+    """The segments of sequences (row, start, stop)."""
     table: list[tuple[int, int, int, int]] = []
     chunks: list[tuple[int, int]] = []
     firsts = [0]

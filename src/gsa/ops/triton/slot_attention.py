@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from gsa.ops.calls import Gradients, Shape, SlotCall, Tensors
-from gsa.ops.triton.backward import Gradients as Into
-from gsa.ops.triton.backward import backward as backward_pass
+from gsa.ops.triton.backward_pass import Gradients as Into
+from gsa.ops.triton.backward_pass import backward as backward_pass
 from gsa.ops.triton.call import Call, dense, dense_like, early, scaled_before
+from gsa.ops.triton.forward_pass import Pass
+from gsa.ops.triton.jit.readout import differentiate_readout
 from gsa.ops.triton.launch import launch
-from gsa.ops.triton.parts import differentiate_readout
-from gsa.ops.triton.passes import Pass
 from gsa.ops.triton.plan import power_of_two
 
 ENTRIES_AT_ONCE = 2048

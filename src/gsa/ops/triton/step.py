@@ -1,111 +1,22 @@
 """One token of gated slot attention by one kernel.
 
-A program owns the memories of one head of one row. It could be more than one, as keys and values fall into blocks; but
-the weights of the slots need the scores of all keys, so the value side would wait for every other program of the head,
-in a second kernel. As it is, each number of the state is read once and written once, by the same program: so the state
-may be updated in place, without a race and without atomics.
-
-Shape letters: BR, BK, BV, BM sides of blocks, R queries per key/value head; B, H, K, V, M as always.
+Shape letters: BR, BK, BV, BM sides of blocks; B, H, K, V, M as always.
 """
 
 from __future__ import annotations
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 
 from gsa.ops.calls import StepCall, sums_dtype
 from gsa.ops.state import SlotState
-from gsa.ops.triton.gates import one_minus_exp
-from gsa.ops.triton.gates import readout as weights_of
+from gsa.ops.triton.jit.one_token import one_token
 from gsa.ops.triton.launch import launch
 
 BLOCK_BYTES = 32 << 10
-"""Of the products [BR, BK, BM] or [BR, BM, BV] that are added up at a time: 32 fp32 numbers a thread."""
+"""Size of the products [BR, BK, BM] or [BR, BM, BV] that are summed at a time: 32 fp32 numbers per thread."""
 WARPS = 8
-
-
-@triton.jit
-def one_token(
-    q,
-    k,
-    v,
-    g,
-    s,
-    before_k,
-    before_v,
-    after_k,
-    after_v,
-    o,
-    scale,
-    q_row,
-    q_head,
-    k_row,
-    k_head,
-    v_row,
-    v_head,
-    g_row,
-    g_head,
-    s_row,
-    s_head,
-    H,
-    R,
-    K,
-    V,
-    M,
-    READOUT: tl.constexpr,
-    BR: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
-    BM: tl.constexpr,
-):
-    """Outputs o [B, H * R, V] and the memories after the token, [B, H, K, M] and [B, H, M, V]."""
-    program = tl.program_id(0).to(tl.int64)
-    row, head = program // H, program % H
-    sums: tl.constexpr = after_k.dtype.element_ty
-    slots = tl.arange(0, BM)
-    queries = tl.arange(0, BR)
-
-    gate = tl.load(g + row * g_row + head * g_head + slots, mask=slots < M, other=0.0).to(sums)
-    decay = tl.exp(gate)
-    if s is None:
-        write = one_minus_exp(gate)
-    else:
-        write = tl.load(s + row * s_row + head * s_head + slots, mask=slots < M, other=0.0).to(sums)
-
-    scores = tl.zeros([BR, BM], sums)
-    for start in range(0, K, BK):
-        features = start + tl.arange(0, BK)
-        inside = (features < K)[:, None] & (slots < M)[None, :]
-        place = program * K * M + features[:, None] * M + slots[None, :]
-        key = tl.load(k + row * k_row + head * k_head + features, mask=features < K, other=0.0).to(sums)
-        memory = tl.load(before_k + place, mask=inside, other=0.0).to(sums)
-        memory = memory * decay[None, :] + key[:, None] * write[None, :]
-        tl.debug_barrier()  # of a small tile several warps hold the same entries: none may write before all have read
-        tl.store(after_k + place, memory, mask=inside)
-        query = tl.load(
-            q + row * q_row + (head * R + queries)[:, None] * q_head + features[None, :],
-            mask=(queries < R)[:, None] & (features < K)[None, :],
-            other=0.0,
-        ).to(sums)
-        scores += tl.sum((query * scale)[:, :, None] * memory[None, :, :], 1)
-
-    weights = weights_of(scores, M, READOUT)
-    for start in range(0, V, BV):
-        features = start + tl.arange(0, BV)
-        inside = (slots < M)[:, None] & (features < V)[None, :]
-        place = program * M * V + slots[:, None] * V + features[None, :]
-        value = tl.load(v + row * v_row + head * v_head + features, mask=features < V, other=0.0).to(sums)
-        memory = tl.load(before_v + place, mask=inside, other=0.0).to(sums)
-        memory = memory * decay[:, None] + write[:, None] * value[None, :]
-        tl.debug_barrier()  # of a small tile several warps hold the same entries: none may write before all have read
-        tl.store(after_v + place, memory, mask=inside)
-        tl.store(
-            o + (program * R + queries)[:, None] * V + features[None, :],
-            tl.sum(weights[:, :, None] * memory[None, :, :], 1),
-            mask=(queries < R)[:, None] & (features < V)[None, :],
-        )
 
 
 def step(call: StepCall, *, inplace: bool) -> tuple[Tensor, SlotState]:

@@ -1,8 +1,8 @@
-"""The backward kernel: gradients of what was written, with a tile of the state's gradient in registers.
+"""The kernel for gradients of keys and values: a segment, with a tile of the state's gradient in registers.
 
 A program owns one tile of one head and walks backward over the chunks of one segment. The states before the chunks were
-stored on the way of the gradients of queries: see gsa.ops.triton.read. Tiles add up: gradients on the side of keys are
-sums over tiles of values, and the other way around; each program writes its part.
+stored by gsa.ops.triton.jit.segment_outputs, while it computed the gradients of queries. The gradient of keys is a sum
+over tiles of values, and that of values a sum over tiles of keys: each program writes its part.
 
 Shape letters: C tokens of a chunk, BK, BV sides of a tile; K, V, H, R as always. States are held as [BV, BK].
 """
@@ -12,8 +12,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from gsa.ops.triton.states import decayed, load_tile, store_tile, tile_of
-from gsa.ops.triton.tiles import load_rows, load_square, product, scaled, store_rows
+from gsa.ops.triton.jit.segment_states import decayed, load_tile, store_tile, tile_of
+from gsa.ops.triton.jit.tiles import load_rows, load_square, product, scaled, store_rows
 
 
 @triton.jit
@@ -42,7 +42,7 @@ def differentiate_segments(
     R,
     K: tl.constexpr,
     V: tl.constexpr,
-    TURNED: tl.constexpr,
+    TRANSPOSED: tl.constexpr,
     WHOLE: tl.constexpr,
     C: tl.constexpr,
     BK: tl.constexpr,
@@ -52,16 +52,18 @@ def differentiate_segments(
 ):
     """Gradients, in parts: dk [tiles of values, tokens, H, K], dv [tiles of keys, tokens, H, V].
 
-    do, q, k, v come weighted to the border of their chunk. On a gated side so do the gradients, and what happens inside
-    of chunks is left to be added. On a side without gates it is added here, from `pairs` [tokens, H * R, C], the
-    products of queries and keys, and `dpairs`, those of output gradients and values. For the gates come along: what
-    crosses a whole chunk, in parts `crossing_k` [tiles of values, chunks, H, K] and `crossing_v` [tiles of keys,
-    chunks, H, V]; and in parts `read` [tiles of values, tokens, H * R, K], what output gradients read of the state.
+    do, q, k, v come weighted to the border of their chunk. On a gated side the gradients are weighted to it as well,
+    and what stays inside of chunks is added later, by `finish_chunks`. On a side without gates it is added here, from
+    `pairs` [tokens, H * R, C], the products of queries and keys, and `dpairs`, those of output gradients and values.
 
-    Keys and values may change places, and q and do with them: the sums are the same. States are then TURNED, and what
-    is read is the output, which a gate of values wants.
+    The gradients of gates need two more results: what crosses a whole chunk, in parts `crossing_k` [tiles of values,
+    chunks, H, K] and `crossing_v` [tiles of keys, chunks, H, V]; and what output gradients read from the state, in
+    parts `read` [tiles of values, tokens, H * R, K].
+
+    Keys and values may change places, and q and do with them: the sums are the same. States are then TRANSPOSED, and
+    `read` is the output, which the gradient of a gate of values needs.
     """
-    segment, h, block_k, block_v, keys, values, tile = tile_of(tl.program_id(0), H, K, V, BK, BV, TURNED)
+    segment, h, block_k, block_v, keys, values, tile = tile_of(tl.program_id(0), H, K, V, BK, BV, TRANSPOSED)
     sequence = tl.load(segments + 4 * segment)
     start = tl.load(segments + 4 * segment + 1)
     length = (tl.load(segments + 4 * segment + 2) - start).to(tl.int32)

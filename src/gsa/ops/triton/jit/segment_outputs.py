@@ -1,7 +1,7 @@
-"""The forward kernel: gated linear attention over a segment, with a tile of the state in registers.
+"""The kernel for outputs, and for gradients of queries: a segment, with a tile of the state in registers.
 
-A program owns one tile of the state of one head and walks over the chunks of one segment, so that the state is never
-stored on the way. Tiles that differ in their keys add up: each writes its part of the output.
+A program owns one tile of the state of one head and walks over the chunks of one segment, so that the state need
+not be stored in between. Tiles that differ in their keys add up: each writes its part of the output.
 
 Shape letters: C tokens of a chunk, BK, BV sides of a tile; K, V, H, R as always. The state is held as [BV, BK], which
 is how matrix units can take it from registers.
@@ -12,8 +12,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from gsa.ops.triton.states import decayed, load_tile, store_tile, tile_of
-from gsa.ops.triton.tiles import load_rows, load_square, product, scaled, store_rows
+from gsa.ops.triton.jit.segment_states import decayed, load_tile, store_tile, tile_of
+from gsa.ops.triton.jit.tiles import load_rows, load_square, product, scaled, store_rows
 
 
 @triton.jit
@@ -35,7 +35,7 @@ def read_segments(
     R,
     K: tl.constexpr,
     V: tl.constexpr,
-    TURNED: tl.constexpr,
+    TRANSPOSED: tl.constexpr,
     WHOLE: tl.constexpr,
     C: tl.constexpr,
     BK: tl.constexpr,
@@ -46,13 +46,14 @@ def read_segments(
     """Outputs of the segments, in parts [tiles of keys, tokens, H * R, V]; states before chunks, if `states` is given.
 
     q, k, v come weighted to the border of their chunk. `pairs` [tokens, H * R, C] are the products of queries and keys
-    of one chunk; without them (values are gated) what is read of the chunk itself is left to be added. `begin` are the
-    states of sequences (WHOLE: every sequence is one segment, and its state goes to `end`) or of segments.
+    of one chunk; without them (values are gated) what is read from the chunk itself is added later, by `mix_chunks`.
+    `begin` are the states of sequences (WHOLE: every sequence is one segment, and its state goes to `end`) or of
+    segments.
 
     With output gradients for q, values for k and keys for v this makes the gradients of queries; states are then
-    TURNED.
+    TRANSPOSED.
     """
-    segment, h, block_k, _, keys, values, tile = tile_of(tl.program_id(0), H, K, V, BK, BV, TURNED)
+    segment, h, block_k, _, keys, values, tile = tile_of(tl.program_id(0), H, K, V, BK, BV, TRANSPOSED)
     sequence = tl.load(segments + 4 * segment)
     start = tl.load(segments + 4 * segment + 1)
     length = (tl.load(segments + 4 * segment + 2) - start).to(tl.int32)

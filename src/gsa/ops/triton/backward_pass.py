@@ -11,15 +11,15 @@ from torch import Tensor
 
 from gsa.ops.triton import plan
 from gsa.ops.triton.call import Early, add
-from gsa.ops.triton.gradient import differentiate_segments
-from gsa.ops.triton.inside import finish_chunks
+from gsa.ops.triton.forward_pass import Pass
+from gsa.ops.triton.jit.chunk_gates import finish_chunks
+from gsa.ops.triton.jit.segment_gradients import differentiate_segments
 from gsa.ops.triton.launch import launch
-from gsa.ops.triton.passes import Pass
 
 
 @dataclass
 class Gradients:
-    """Where a pass leaves its gradients; None for what has none, and for 1 - exp(g), which goes to the gate."""
+    """Where a pass writes its gradients; None where there is none, and for 1 - exp(g), which adds to the gate's."""
 
     q: Tensor
     k: Tensor | None
@@ -27,9 +27,9 @@ class Gradients:
     gk: Tensor | None
     gv: Tensor | None
     before_early: Tensor | None = None
-    """What another pass has found for the same write strengths, to be added."""
+    """The gradient of the same write strengths from the other pass, to be added."""
     before_gate: Tensor | None = None
-    """And for the same gates."""
+    """The gradient of the same gates from the other pass, to be added."""
 
 
 @dataclass
@@ -42,9 +42,9 @@ class _Side:
     """Their products with keys, or values [B, T, HQ, C]."""
     early: Early
     grad: Tensor
-    """Where the gradient of keys, or values, is left [parts, B, T, H, X], or finished [B, T, H, X]."""
+    """Where the gradient of keys, or values, is written: in parts [parts, B, T, H, X], or whole [B, T, H, X]."""
     crossing: Tensor | None
-    """Gated: what crosses whole chunks, in parts [parts, chunks, H, X]."""
+    """If gated: the gate's gradient from what crosses whole chunks, in parts [parts, chunks, H, X]."""
 
 
 def backward(
@@ -55,10 +55,10 @@ def backward(
     by_key, by_value = x.k.g is not None, x.v.g is not None
     late, pairs = x.score(x.q, x.k, x.readout)
     d_late, dpairs = x.score(do, x.v, "none")
-    # The same with keys and values the other way around.
-    turned = Pass(call, d_late, x.v, x.k, x.scale, turned=True)
+    # The same pass with keys and values in each other's place.
+    swapped = Pass(call, d_late, x.v, x.k, x.scale, transposed=True)
 
-    # Gradients of queries are read of the states as outputs are; on the way, states are stored for the gates.
+    # Queries' gradients are read from the states just as outputs are. The same kernel stores states for the gates.
     begin: Tensor | None = initial
     if not whole:
         begin = kept
@@ -69,16 +69,16 @@ def backward(
     if states is None and (by_key or by_value):
         shape = call.kept_shape("states", x.K, x.V)
         states = do.new_empty(shape, dtype=plan.stored_states(call.dtype))
-    count = turned.tiling("read").over_k(x.V)
+    count = swapped.tiling("read").over_k(x.V)
     dq = call.empty(count, *x.q.shape) if by_key else call.parts(count, grads.q)
-    turned.read(d_late, None if by_key else dpairs, begin, None, None if save == "states" else states, dq)
+    swapped.read(d_late, None if by_key else dpairs, begin, None, None if save == "states" else states, dq)
 
     begin, dinitial = dfinal, x.states(call.N)
     if not whole:
         begin = x.states(call.segments.table.shape[0])
         x.join(dfinal, begin, dinitial, late, d_late)
-    # The kernel keeps what gated values need on the side of keys.
-    ours = turned if by_value else x
+    # The kernel computes what a gate needs for the side of keys only, so gated values are passed as its keys.
+    ours = swapped if by_value else x
     tiles = ours.tiling("differentiate")
     over = (tiles.over_k(ours.K), tiles.over_v(ours.V))
     over_k, over_v = over[::-1] if by_value else over
@@ -108,7 +108,7 @@ def backward(
         tokens=call.tokens,
         chunks=call.segments.chunks.shape[0],
         R=call.R,
-        TURNED=ours.turned,
+        TRANSPOSED=ours.transposed,
         WHOLE=whole,
         **call.products,
     )
@@ -151,10 +151,10 @@ def _finish(
 ) -> None:
     """Gradients of a gated side: of raw `late`, of what is early, and of the gate.
 
-    From `pairs` of the other side, `dlate` in parts, and what the walk has left.
+    From `pairs` of the other side, `dlate` in parts, and the parts that `differentiate_segments` has written.
     """
     call, width, g, dg, crossing = x.call, late.shape[3], _given(side.early.g), _given(out_gate), _given(side.crossing)
-    tiles = plan.inside(call.target, call.dtype, width, "finish")
+    tiles = plan.chunk_tiling(call.target, call.dtype, width, "finish")
     blocks = -(-width // tiles.width)
     parts = dg if g.shape[3] == width else call.parts(blocks, dg)
     launch(

@@ -1,9 +1,9 @@
 """The kernels for gates inside chunks: one program for one chunk of one head (and a block of features).
 
-They leave nothing about gates to the kernels that walk over states, but for the decay of a state over a whole chunk:
-queries and output gradients are weighted to the beginning of their chunk, keys and values to its end, and the products
-of pairs of tokens in one chunk are gated here. So a side of the state with gates costs what the features of that side
-cost, and not what the state costs; for slots that is little.
+They do all that concerns gates, except the decay of a state over a whole chunk: queries and output gradients are
+weighted to the beginning of their chunk, keys and values to its end, and the products of pairs of tokens in one chunk
+are gated here. So gates cost time in proportion to the features of the gated side and not to the size of the state; for
+slots that is little.
 
 Shape letters: C tokens of a chunk, X features of the gated side, BX of a block; H, R as always. A late tensor (queries,
 output gradients) has H * R heads, an early one (keys, values) has H.
@@ -14,25 +14,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from gsa.ops.triton.gates import one_minus_exp
-from gsa.ops.triton.tiles import (
+from gsa.ops.triton.jit.decay import (
     early_gradient,
     gates_after,
     late_gradient,
     load_gates,
-    load_rows,
-    load_square,
-    load_sum,
     mix,
-    product,
-    scaled,
+    one_minus_exp,
     scores,
-    slot_weights,
-    softmax_scale,
-    store_rows,
-    store_square,
     sum_before,
 )
+from gsa.ops.triton.jit.readout import slot_weights, softmax_scale
+from gsa.ops.triton.jit.tiles import load_rows, load_square, load_sum, product, scaled, store_rows, store_square
 
 
 @triton.jit
@@ -143,9 +136,9 @@ def mix_chunks(
     P: tl.constexpr,
     F: tl.constexpr,
 ):
-    """Outputs [tokens, H * R, X] where values y are gated: pairs mixed with values, times `scale`, and what was read.
+    """Outputs [tokens, H * R, X] where values y are gated: `pairs` times `scale` mixed with values, plus `read`.
 
-    That is what was `read` of states, in parts [count, tokens, H * R, X].
+    `read` is what was read from states, in parts [count, tokens, H * R, X].
     """
     blocks: tl.constexpr = (X + BX - 1) // BX
     program = tl.program_id(0)
@@ -223,8 +216,8 @@ def finish_chunks(
     d_early = tl.zeros([C, BX], F)
     d_gate = tl.zeros([C, BX], F)
     for i in range(dy_count):
-        at = crossing + ((i * all_chunks + chunk) * H + h) * X + columns
-        d_gate += tl.load(at, mask=columns < X, other=0.0)[None, :]
+        crossed = crossing + ((i * all_chunks + chunk) * H + h) * X + columns
+        d_gate += tl.load(crossed, mask=columns < X, other=0.0)[None, :]
 
     for r in range(R):
         place = t * H * R + h * R + r

@@ -1,11 +1,11 @@
-"""The kernels that only move states: over the chunks of every segment, and from segment to segment.
+"""The kernels for the states that segments begin with.
 
-Segments are worked on side by side. Each first sums up what it adds to the state by itself, then the sums are carried
+Segments are worked on in parallel. Each first sums up what it adds to the state by itself, then the sums are carried
 from segment to segment, and then every segment knows the state it begins with. Backward in time the same is done for
 the gradient of the state, which queries and output gradients add to.
 
-Keys, values, queries and output gradients come weighted to the border of their chunk: see gsa.ops.triton.inside. What
-is left to do for a gate is the decay of the state over a whole chunk.
+Keys, values, queries and output gradients come weighted to the border of their chunk: see
+gsa.ops.triton.jit.chunk_gates. All that is done about gates here is the decay of the state over a whole chunk.
 
 Shape letters: C tokens of a chunk, BK, BV sides of a tile of the state, held as [BV, BK]; K, V, H, R as always.
 """
@@ -15,47 +15,47 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from gsa.ops.triton.tiles import fills, load_rows, product, scaled
+from gsa.ops.triton.jit.tiles import fills, load_rows, product, scaled
 
 
 @triton.jit
-def tile_of(program, H, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, TURNED: tl.constexpr):
-    """What this program works on: segment, head, tile of keys, tile of values, and where in a state that is.
+def tile_of(program, H, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, TRANSPOSED: tl.constexpr):
+    """What this program works on: segment, head, tile of keys, tile of values, and the offsets of the tile in a state.
 
-    A state lies as [K, V], or TURNED as [V, K].
+    A state is stored as [K, V], or TRANSPOSED as [V, K].
     """
     blocks_v: tl.constexpr = (V + BV - 1) // BV
     blocks: tl.constexpr = blocks_v * ((K + BK - 1) // BK)
     block_k, block_v = program % blocks // blocks_v, program % blocks_v
     keys, values = block_k * BK + tl.arange(0, BK), block_v * BV + tl.arange(0, BV)
     segment = (program // (H * blocks)).to(tl.int64)
-    tile = keys[None, :] + values[:, None] * K if TURNED else keys[None, :] * V + values[:, None]
+    tile = keys[None, :] + values[:, None] * K if TRANSPOSED else keys[None, :] * V + values[:, None]
     return segment, program // blocks % H, block_k, block_v, keys, values, tile
 
 
 @triton.jit
-def load_tile(at, keys, values, K: tl.constexpr, V: tl.constexpr):
+def load_tile(pointers, keys, values, K: tl.constexpr, V: tl.constexpr):
     """Entries of a state [BV, BK], zero outside of it."""
     if fills(keys, K) and fills(values, V):
-        tile = tl.load(at)
+        tile = tl.load(pointers)
     else:
-        tile = tl.load(at, mask=(keys < K)[None, :] & (values < V)[:, None], other=0.0)
+        tile = tl.load(pointers, mask=(keys < K)[None, :] & (values < V)[:, None], other=0.0)
     return tile
 
 
 @triton.jit
-def store_tile(at, tile, keys, values, K: tl.constexpr, V: tl.constexpr):
+def store_tile(pointers, tile, keys, values, K: tl.constexpr, V: tl.constexpr):
     """The reverse of `load_tile`."""
-    tile = tile.to(at.dtype.element_ty)
+    tile = tile.to(pointers.dtype.element_ty)
     if fills(keys, K) and fills(values, V):
-        tl.store(at, tile)
+        tl.store(pointers, tile)
     else:
-        tl.store(at, tile, mask=(keys < K)[None, :] & (values < V)[:, None])
+        tl.store(pointers, tile, mask=(keys < K)[None, :] & (values < V)[:, None])
 
 
 @triton.jit
 def decayed(S, decay_k, decay_v, place, keys, values, K: tl.constexpr, V: tl.constexpr):
-    """S [BV, BK] after the decay of log gates that stand at a place of [places, K] and [places, V]."""
+    """S [BV, BK] decayed by the log gates in row `place` of decay_k [chunks * H, K] and decay_v [chunks * H, V]."""
     if decay_k is not None:
         S *= tl.exp(tl.load(decay_k + place * K + keys, mask=keys < K, other=0.0))[None, :]
     if decay_v is not None:
@@ -139,9 +139,9 @@ def join_segments(
     last = tl.load(firsts + sequence + 1) - 1
     for step in range(first, last + 1):
         segment = first + last - step if REVERSE else step
-        at = states + (segment * H + h) * (K * V) + tile
-        added = load_tile(at, keys, values, K, V)
-        store_tile(at, S, keys, values, K, V)
+        pointers = states + (segment * H + h) * (K * V) + tile
+        added = load_tile(pointers, keys, values, K, V)
+        store_tile(pointers, S, keys, values, K, V)
         length = tl.load(segments + 4 * segment + 2) - tl.load(segments + 4 * segment + 1)
         chunk = tl.load(segments + 4 * segment + 3)
         for i in range((length + C - 1) // C):

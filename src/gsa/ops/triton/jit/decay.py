@@ -1,4 +1,4 @@
-"""What the kernels are made of: products of tiles, and the decay between the tokens of a chunk.
+"""What gates do between the tokens of a chunk, exactly: the counterpart of gsa.ops.chunk.decay.
 
 With log gates g_t, token j reaches token i >= j with the weight w_ij = exp(g_{j+1} + ... + g_i), one per feature. While
 the decay of a chunk is mild, w_ij splits into up_i * down_j, anchored half way, and everything is a product of tiles. A
@@ -14,103 +14,26 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from gsa.ops.triton.gates import readout
+from gsa.ops.triton.jit.tiles import product, tile_mask
 
 # Nats of decay per token, on average over a chunk, up to which the split is taken: as in gsa.ops.chunk.decay.
 SPLIT_LIMIT = tl.constexpr(1.0)
+# Up to here 1 - exp(g) is computed by the series of expm1.
+_NEAR = tl.constexpr(0.5)
 
 
 @triton.jit
-def _halves(x):
-    """x as the sum of two bf16 numbers: 16 bits of it, and its whole range."""
-    x = x.to(tl.float32)
-    high = x.to(tl.bfloat16)
-    return high, (x - high.to(tl.float32)).to(tl.bfloat16)
-
-
-@triton.jit
-def _dot(a, b, plus, P: tl.constexpr):
-    if P == "emulated":  # Triton's interpreter would multiply the bits of bf16 numbers
-        a, b = a.to(tl.float32), b.to(tl.float32)
-    return tl.dot(a, b, plus)
-
-
-@triton.jit
-def product(a, b, P: tl.constexpr, plus=None):
-    """The matrix product (`plus` another), summed in fp32 or fp64, of factors not rounded to the inputs' dtype.
-
-    P says how matrix units get there: "split" for fp16 and bf16, where a factor that was computed goes in as two bf16
-    numbers ("emulated": by the interpreter); "tf32x3" for fp32 on NVIDIA; "ieee" where fp32 or fp64 is taken as it is.
-    """
-    if P == "tf32x3" or P == "ieee":
-        if a.dtype == tl.float64 or b.dtype == tl.float64:
-            out = tl.dot(a.to(tl.float64), b.to(tl.float64), plus, out_dtype=tl.float64)
-        else:
-            out = tl.dot(a.to(tl.float32), b.to(tl.float32), plus, input_precision=P)
-    elif a.dtype == b.dtype and a.dtype != tl.float32:
-        out = _dot(a, b, plus, P)
-    elif a.dtype == tl.bfloat16:
-        high, low = _halves(b)
-        out = _dot(a, high, _dot(a, low, plus, P), P)
-    elif b.dtype == tl.bfloat16:
-        high, low = _halves(a)
-        out = _dot(high, b, _dot(low, b, plus, P), P)
-    else:
-        a_high, a_low = _halves(a)
-        b_high, b_low = _halves(b)
-        out = _dot(a_high, b_high, _dot(a_low, b_high, _dot(a_high, b_low, plus, P), P), P)
-    return out
-
-
-@triton.jit
-def scaled(x, scale):
-    """x in the dtype of sums, times `scale`; or as it is if that is None, for one."""
-    if scale is not None:
-        if x.dtype != tl.float64:
-            x = x.to(tl.float32)
-        x *= scale
-    return x
-
-
-@triton.jit
-def fills(columns, width: tl.constexpr):
-    """Whether blocks of so many columns fill the width exactly."""
-    return width // columns.shape[0] * columns.shape[0] == width
-
-
-@triton.jit
-def _mask(columns, width: tl.constexpr, held, C: tl.constexpr):
-    """The first `held` tokens and `width` features of [C, X]."""
-    mask = (tl.arange(0, C) < held)[:, None]
-    if not fills(columns, width):
-        mask = mask & (columns < width)[None, :]
-    return mask
-
-
-@triton.jit
-def load_rows(start, stride, columns, width: tl.constexpr, held, C: tl.constexpr):
-    """The tile [C, X] that begins at `start`; zero after `held` tokens and `width` features."""
-    at = start + tl.arange(0, C)[:, None] * stride + columns[None, :]
-    return tl.load(at, mask=_mask(columns, width, held, C), other=0.0)
-
-
-@triton.jit
-def store_rows(start, stride, columns, width: tl.constexpr, held, tile, C: tl.constexpr):
-    """The reverse of `load_rows`."""
-    at = start + tl.arange(0, C)[:, None] * stride + columns[None, :]
-    tl.store(at, tile.to(start.dtype.element_ty), mask=_mask(columns, width, held, C))
-
-
-@triton.jit
-def load_square(start, stride, held, C: tl.constexpr):
-    """Products of the tokens of a chunk with each other [C, C]."""
-    return load_rows(start, stride, tl.arange(0, C), C, held, C)
-
-
-@triton.jit
-def store_square(start, stride, held, tile, C: tl.constexpr):
-    """The reverse of `load_square`."""
-    store_rows(start, stride, tl.arange(0, C), C, held, tile, C)
+def one_minus_exp(g):
+    """1 - exp(g), to the last few bits for every g, be it -1e-30, 0 or -inf; fp32 or fp64."""
+    # Where exp(g) is near 1 the difference would lose what exp rounds away; there the series of expm1 is used.
+    near = tl.abs(g) <= _NEAR
+    x = tl.where(near, g, 0.0)
+    # 0.5**n / (n + 1)! is below a tenth of the rounding error after so many terms.
+    TERMS: tl.constexpr = 15 if g.dtype == tl.float64 else 10
+    series = x * 0.0 + 1.0
+    for i in tl.static_range(TERMS - 1):
+        series = 1.0 + series * (x * (1.0 / (TERMS - i)))
+    return tl.where(near, -x * series, 1.0 - tl.exp(g))
 
 
 @triton.jit
@@ -118,8 +41,8 @@ def load_gates(
     start, stride, columns, width: tl.constexpr, held, PER_HEAD: tl.constexpr, C: tl.constexpr, F: tl.constexpr
 ):
     """Log gates [C, X], and their sums up to and with each token [C, X]. One of the head stands for every feature."""
-    at = start + tl.arange(0, C)[:, None] * stride + (columns * 0 if PER_HEAD else columns)[None, :]
-    g = tl.load(at, mask=_mask(columns, width, held, C), other=0.0).to(F)
+    pointers = start + tl.arange(0, C)[:, None] * stride + (columns * 0 if PER_HEAD else columns)[None, :]
+    g = tl.load(pointers, mask=tile_mask(columns, width, held, C), other=0.0).to(F)
     return g, tl.cumsum(g, 0)
 
 
@@ -262,44 +185,3 @@ def _sum_where(chosen, FROM_HERE: tl.constexpr, x, C: tl.constexpr, P: tl.conste
 def sum_before(x, C: tl.constexpr, P: tl.constexpr):
     """[C, X]: at t, the sum of the rows before t."""
     return _sum_where(_share_block(C, C), False, x, C, P)
-
-
-@triton.jit
-def load_sum(start, part, count, stride, columns, width: tl.constexpr, held, C: tl.constexpr, F: tl.constexpr):
-    """The sum of `count` tiles [C, X], each `part` entries after the one before."""
-    total = load_rows(start, stride, columns, width, held, C).to(F)
-    for _ in range(1, count):
-        start += part
-        total += load_rows(start, stride, columns, width, held, C).to(F)
-    return total
-
-
-@triton.jit
-def softmax_scale(start, stride, held, X: tl.constexpr, BX: tl.constexpr, C: tl.constexpr, F: tl.constexpr):
-    """What softmax subtracts from the rows of [C, X], and what it divides by: [C] each."""
-    top = tl.full([C], float("-inf"), F)
-    for first in range(0, X, BX):
-        x = _load_scores(start, stride, first, held, X, BX, C, F)
-        top = tl.maximum(top, tl.max(x, 1))
-    total = tl.zeros([C], F)
-    for first in range(0, X, BX):
-        x = _load_scores(start, stride, first, held, X, BX, C, F)
-        total += tl.sum(tl.exp(x - top[:, None]), 1)
-    return top, total
-
-
-@triton.jit
-def _load_scores(start, stride, first, held, X: tl.constexpr, BX: tl.constexpr, C: tl.constexpr, F: tl.constexpr):
-    columns = first + tl.arange(0, BX)
-    x = load_rows(start, stride, columns, X, held, C).to(F)
-    return tl.where((columns < X)[None, :], x, float("-inf"))
-
-
-@triton.jit
-def slot_weights(x, columns, width, top, total, READOUT: tl.constexpr, F: tl.constexpr):
-    """Queries [C, X] as they are, or slot scores turned into weights; `top` and `total` are from `softmax_scale`."""
-    if READOUT == "softmax":
-        x = tl.where((columns < width)[None, :], tl.exp(x.to(F) - top[:, None]) / total[:, None], 0.0)
-    elif READOUT != "none":
-        x = readout(x.to(F), x.shape[1], READOUT)
-    return x

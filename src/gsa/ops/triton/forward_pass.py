@@ -13,17 +13,18 @@ from torch import Tensor
 
 from gsa.ops.triton import plan
 from gsa.ops.triton.call import Call, Early, add
-from gsa.ops.triton.inside import mix_chunks, score_chunks
+from gsa.ops.triton.jit.chunk_gates import mix_chunks, score_chunks
+from gsa.ops.triton.jit.segment_outputs import read_segments
+from gsa.ops.triton.jit.segment_states import join_segments, walk_segments
 from gsa.ops.triton.launch import launch
-from gsa.ops.triton.read import read_segments
-from gsa.ops.triton.states import join_segments, walk_segments
 
 
 @dataclass
 class Pass:
-    """Gated linear attention with late q [B, T, HQ, K], early k [B, T, H, K] and v [B, T, H, V], all dense.
+    """Gated linear attention of q [B, T, HQ, K], k [B, T, H, K] and v [B, T, H, V], all contiguous.
 
-    With a readout, q are slot scores.
+    With a readout, q are slot scores. Queries and output gradients are called late, because they read what was written
+    earlier in their chunk; keys and values are called early.
     """
 
     call: Call
@@ -32,8 +33,8 @@ class Pass:
     v: Early
     scale: float
     readout: str = "none"
-    turned: bool = False
-    """States lie as [V, K]."""
+    transposed: bool = False
+    """Keys and values have changed places, so states are stored as [V, K]."""
 
     @property
     def K(self) -> int:
@@ -45,7 +46,7 @@ class Pass:
 
     @property
     def factor(self) -> float | None:
-        """The scale as kernels take it: None for one, which they need not multiply with."""
+        """The scale as kernels take it: None if it is 1, so that they skip the multiplication."""
         return None if self.scale == 1 else self.scale
 
     def tiling(self, kind: str) -> plan.Tiling:
@@ -56,7 +57,7 @@ class Pass:
         return plan.tiling(self.call.target, self.call.dtype, self.K, self.V, kind, sides)
 
     def launch_tiles(self, kernel: Any, tiles: plan.Tiling, count: int, **arguments: Any) -> None:
-        """With a program for every tile of `count` segments or sequences."""
+        """Launches a program for every tile of the states of `count` segments or sequences."""
         launch(
             kernel,
             count * self.call.H * tiles.over_k(self.K) * tiles.over_v(self.V),
@@ -76,9 +77,9 @@ class Pass:
     def join(
         self, initial: Tensor | None, begin: Tensor, final: Tensor, late: Tensor | None = None, do: Tensor | None = None
     ) -> None:
-        """Fills `begin` with the states that segments begin with, and `final`.
+        """Fills `begin` with the states that segments begin with, and `final` with those that sequences end with.
 
-        With `late` queries and output gradients `do`, backward in time, with the gradients of states.
+        With `late` queries and output gradients `do`, the same for the gradients of states, backward in time.
         """
         reverse = late is not None
         self.launch_tiles(
@@ -113,7 +114,7 @@ class Pass:
         call = self.call
         pairs = call.late(call.chunk)
         weighted = x if y.g is None else call.late(x.shape[3])
-        tiles = plan.inside(call.target, call.dtype, x.shape[3], "score")
+        tiles = plan.chunk_tiling(call.target, call.dtype, x.shape[3], "score")
         launch(
             score_chunks,
             call.segments.chunks.shape[0] * call.H * call.R,
@@ -145,7 +146,7 @@ class Pass:
         states: Tensor | None,
         out: Tensor,
     ) -> None:
-        """Fills `out`, [B, T, HQ, V] or parts of it, with what is read of values."""
+        """Fills `out`, [B, T, HQ, V] or parts of it, with what queries read from the states."""
         self.launch_tiles(
             read_segments,
             self.tiling("read"),
@@ -161,7 +162,7 @@ class Pass:
             scale=self.factor,
             tokens=self.call.tokens,
             R=self.call.R,
-            TURNED=self.turned,
+            TRANSPOSED=self.transposed,
             WHOLE=self.call.segments.whole,
             **self.call.products,
         )
@@ -186,9 +187,9 @@ class Pass:
         return out, final, kept
 
     def _mix(self, read: Tensor, pairs: Tensor, out: Tensor) -> None:
-        """Finishes outputs where values are gated."""
+        """Adds to outputs what they read from their own chunk, where values are gated."""
         call = self.call
-        tiles = plan.inside(call.target, call.dtype, self.V, "mix")
+        tiles = plan.chunk_tiling(call.target, call.dtype, self.V, "mix")
         launch(
             mix_chunks,
             call.segments.chunks.shape[0] * call.H * call.R * -(-self.V // tiles.width),

@@ -1,7 +1,7 @@
-"""What the compiler makes of a launch for a GPU that need not be here: registers, spills, shared memory, instructions.
+"""Kernels compiled ahead of time, without a GPU: their registers, spills, shared memory and instructions.
 
 A launch is specialised as Triton does when it starts a kernel (pointers and sizes divisible by 16, sizes of one,
-missing tensors), by Triton's own code, so that what is compiled here is what would run there.
+missing tensors), by Triton's own code, so that what is compiled here is what would run on the GPU.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gsa.ops.triton.launch import Launch, Target
 
 @dataclass(frozen=True)
 class Source:
-    """A kernel with all that decides its machine code. Equal sources give equal code; it can go to another process."""
+    """A kernel with all that decides its machine code. Equal sources give equal code. It can be pickled."""
 
     module: str
     name: str
@@ -64,7 +64,7 @@ class Figures:
     """How often each kind stands in the machine code."""
     code_bytes: int
     seconds: float
-    """That it took to compile; next to nothing if Triton had it in its cache."""
+    """That it took to compile; almost none if Triton had it in its cache."""
 
     @property
     def faults(self) -> list[str]:
@@ -160,7 +160,7 @@ def _options(warps: int, stages: int) -> dict[str, Any]:
 
 
 def _kernel(source: Source) -> Any:
-    """The function decorated with triton.jit, without what chooses its settings."""
+    """The function decorated with triton.jit, without the decorators that choose settings around it."""
     from triton.runtime.jit import JITFunction
 
     kernel = getattr(import_module(source.module), source.name)
@@ -170,23 +170,23 @@ def _kernel(source: Source) -> Any:
 
 
 def _nvidia(asm: dict[str, Any]) -> tuple[int, int, int, int]:
-    """Registers, spilled bytes and stack of a thread; and no lanes."""
+    """Registers, spilled bytes and stack of a thread; and 0 for scalar registers in lanes, which only AMD has."""
     from triton import knobs
 
     with tempfile.TemporaryDirectory() as folder:
         binary, text = Path(folder) / "kernel.cubin", Path(folder) / "kernel.ptx"
         binary.write_bytes(asm["cubin"])
-        usage = _told(knobs.nvidia.cuobjdump.path, "--dump-resource-usage", str(binary))
+        usage = _output_of(knobs.nvidia.cuobjdump.path, "--dump-resource-usage", str(binary))
         registers, stack = (_number(rf"\b{name}:(\d+)", usage) for name in ("REG", "STACK"))
-        if not stack:  # spills would be there
+        if not stack:  # spilled registers would be on the stack
             return registers, 0, 0, 0
-        # The assembler tells how much is spilled only while it works, so it does that again, as Triton had it do.
+        # The assembler reports how much is spilled only while it runs, so it is run again with Triton's options.
         arch = re.search(r"^\.target (\w+)", asm["ptx"], re.MULTILINE)
         assert arch is not None
         text.write_text(asm["ptx"])
         flags = ("-v", "-lineinfo", "--regAllocOptLevel=2", f"--gpu-name={arch[1]}", "-o", str(binary))
-        log = _told(knobs.nvidia.ptxas.path, *flags, str(text))
-    assert _number(r"Used (\d+) registers", log) == registers, "assembled otherwise than by Triton"
+        log = _output_of(knobs.nvidia.ptxas.path, *flags, str(text))
+    assert _number(r"Used (\d+) registers", log) == registers, "assembled with other options than Triton's"
     return registers, sum(_number(rf"(\d+) bytes spill {way}", log) for way in ("stores", "loads")), stack, 0
 
 
@@ -200,8 +200,8 @@ def _amd(assembly: str) -> tuple[int, int, int, int]:
     return registers, max(4 * vector, stack) if stack else 0, stack, scalar
 
 
-def _told(*command: str) -> str:
-    """What a program says."""
+def _output_of(*command: str) -> str:
+    """What a command prints."""
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     return done.stdout
 

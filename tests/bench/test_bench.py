@@ -2,13 +2,11 @@
 
 import json
 import time
-from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from gsa.bench import ops
-from gsa.bench.chart import bars, save_lines
 from gsa.bench.memory import measurable, measured_alone
 from gsa.bench.timing import race
 from gsa.errors import GSAError
@@ -94,13 +92,3 @@ def test_peak_memory_is_at_least_what_cannot_be_avoided() -> None:
 def test_a_measurement_that_fails_says_why() -> None:
     with pytest.raises(GSAError, match=r"the memory measurement failed: .*no attribute 'nothing'"):
         measured_alone("gsa.bench.ops:nothing", {})
-
-
-def test_charts(tmp_path: Path) -> None:
-    series = {"slots": {512: 1.0, 1024: 1.0}, "softmax": {512: 1.0, 1024: 4.0}}
-    lines = bars(series, "T", "us", width=8).splitlines()
-    assert lines[1].split() == ["512", "slots", "██", "1"]
-    assert lines[4].split() == ["softmax", "████████", "4"]
-    save_lines(series, tmp_path / "new" / "chart.png", "T", "us", "title")
-    assert (tmp_path / "new" / "chart.png").read_bytes().startswith(b"\x89PNG")
-    assert len(list((tmp_path / "new").iterdir())) == 1

@@ -1,13 +1,12 @@
-"""The benchmark of decoding, and the demo, measure what they say."""
+"""The benchmark of decoding measures what it says."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
 from rich.console import Console
 
-from gsa.bench import accuracy, decode, decode_loss, decode_model, demo, rivals
+from gsa.bench import accuracy, decode, decode_loss, decode_model, rivals
 from gsa.cli import main
 from gsa.infer import Model
 from gsa.models import ModelConfig
@@ -108,21 +107,3 @@ def test_accuracy(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monkey
     accuracy.accuracy()
     shown = capsys.readouterr().out
     assert all(f"{row['gradients']:.1e}" in shown for row in rows.values())
-
-
-@needs_native
-def test_demo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(demo, "POSITIONS", (8, 64))
-    monkeypatch.setattr(demo, "WRITTEN", 5)
-    monkeypatch.setattr("gsa.pretrained.book", lambda: "It was a dark and stormy night. " * 50)
-    race = __import__("gsa.bench.timing", fromlist=["race"]).race
-    monkeypatch.setattr("gsa.bench.timing.race", lambda contenders, seconds, rounds: race(contenders, 0.0, 1))
-    demo.demo(str(tmp_path / "new"))
-    shown = capsys.readouterr().out
-    assert demo.PROMPT in shown
-    assert "262,144" in shown  # bytes of the state, at every position
-    assert {path.name for path in (tmp_path / "new").iterdir()} == {
-        "sense-and-sensibility.state",
-        "time_per_token.png",
-        "memory.png",
-    }

@@ -1,10 +1,8 @@
 """The command line: help, versions, and how it ends."""
 
 import builtins
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -115,23 +113,3 @@ gsa.cli.main()
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     expected = {130: "\ngsa: stopped\n", 2: "gsa: no\n", 3: ""}[code]
     assert (done.returncode, done.stderr) == (code, expected)
-
-
-@pytest.mark.parametrize("out", ["file", "file/folder"])
-def test_the_demo_needs_a_folder(capsys: pytest.CaptureFixture, tmp_path: Path, out: str) -> None:
-    (tmp_path / "file").touch()
-    code, _, err = run(capsys, "demo", "--out", str(tmp_path / out))
-    assert code == 2
-    assert err.startswith(f"gsa: demo: {tmp_path / out} is not a folder that can be written to: ")
-    assert os.listdir(tmp_path) == ["file"]
-
-
-def test_the_demo_needs_a_folder_that_can_be_written_to(
-    capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def fail(**options: object) -> None:
-        raise PermissionError(13, "Permission denied")  # which the user root never sees
-
-    monkeypatch.setattr("gsa.bench.demo.TemporaryFile", fail)
-    code, _, err = run(capsys, "demo", "--out", str(tmp_path))
-    assert (code, "is not a folder that can be written to: Permission denied" in err) == (2, True)

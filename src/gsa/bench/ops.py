@@ -83,10 +83,11 @@ def ops(
     if threads is not None:
         torch.set_num_threads(threads)
     if device != "cpu":
-        from gsa.bench import ops_gpu, ops_gpu_tables
+        from gsa.bench.gpu import ops as gpu_ops
+        from gsa.bench.gpu import ops_tables
 
-        report = ops_gpu.run(device, quick, backend, progress=not json)
-        print(json_module.dumps(report, indent=2)) if json else ops_gpu_tables.show(report)
+        report = gpu_ops.run(device, quick, backend, progress=not json)
+        print(json_module.dumps(report, indent=2)) if json else ops_tables.show(report)
         return
     report = measure(quick, backend, progress=not json)
     print(json_module.dumps(report, indent=2)) if json else _show(report)

@@ -33,14 +33,14 @@ def _run(args: list[str]) -> None:
     from gsa import __version__
     from gsa.bench.accuracy import accuracy
     from gsa.bench.decode import decode
-    from gsa.bench.demo import demo
-    from gsa.bench.kernels import kernels
+    from gsa.bench.gpu.kernels import kernels
+    from gsa.bench.gpu.traffic import traffic
     from gsa.bench.linear import linear
     from gsa.bench.ops import ops
-    from gsa.bench.traffic import traffic
     from gsa.bench.train import train as bench_train
     from gsa.cli.chat import chat
     from gsa.cli.data import check, prepare, train_tokenizer
+    from gsa.cli.demo import demo
     from gsa.cli.doctor import doctor
     from gsa.cli.export import export
     from gsa.cli.generate import generate

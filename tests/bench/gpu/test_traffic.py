@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from gsa.bench import traffic
-from gsa.bench.counting import Work
-from gsa.bench.roofline import MACHINES, Machine, extrapolated, model
-from gsa.bench.traffic_tables import (
+from gsa.bench.gpu import traffic
+from gsa.bench.gpu.counting import Work
+from gsa.bench.gpu.roofline import MACHINES, Machine, extrapolated, model
+from gsa.bench.gpu.traffic_tables import (
     BEGIN,
     END,
     as_markdown,
@@ -27,7 +27,7 @@ from gsa.errors import GSAError
 from gsa.ops.triton.launch import TARGETS
 from tests.cli.running import run
 
-PAGE = Path(__file__).parents[2] / "docs" / "gpu.md"
+PAGE = Path(__file__).parents[3] / "docs" / "gpu.md"
 H800 = MACHINES[0]
 COUNTED: dict[Any, Any] = {}  # of narrow heads, by one test for the others
 

@@ -15,7 +15,7 @@ def show(report: dict[str, Any]) -> None:
     """Prints all there is to know."""
     from rich.console import Console
 
-    from gsa.bench.ops_gpu import CACHED, MATMUL
+    from gsa.bench.gpu.ops import CACHED, MATMUL
 
     console = Console()
     console.print(speed_table(report))

@@ -11,11 +11,11 @@ from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
-from gsa.bench.workers import results
+from gsa.bench.gpu.workers import results
 from gsa.errors import GSAError
 
 if TYPE_CHECKING:
-    from gsa.bench.launches import Case
+    from gsa.bench.gpu.launches import Case
     from gsa.ops.triton.ahead import Figures, Source
 
 WIDTHS = (64, 128, 256, 512)
@@ -49,8 +49,8 @@ def kernels(
         jobs: How many to compile at a time; as many as there are cores by default.
         json: Print JSON with all figures instead of tables.
     """
-    from gsa.bench.kernel_tables import show
-    from gsa.bench.launches import DTYPES, Case
+    from gsa.bench.gpu.kernel_tables import show
+    from gsa.bench.gpu.launches import DTYPES, Case
     from gsa.ops.triton.launch import TARGETS
 
     if find_spec("triton") is None:
@@ -59,7 +59,7 @@ def kernels(
         if number is not None and number < 1:
             raise GSAError(f"kernels: {option} must be at least 1, got {number}")
     if fla:
-        from gsa.bench.fla_kernels import check
+        from gsa.bench.gpu.fla_kernels import check
 
         check()
     names = ["sm_90"] if quick and target == "all" else [x for x in TARGETS if target in ("all", x)]
@@ -120,7 +120,7 @@ def measure(cases: list[Case], fla: bool, jobs: int) -> dict[str, Any]:
 
 
 def _ours(cases: list[Case], jobs: int, tell: Callable[[str], None]) -> list[Row]:
-    from gsa.bench.launches import sources
+    from gsa.bench.gpu.launches import sources
     from gsa.ops.triton.ahead import compiled
 
     uses: dict[Source, list[tuple[str, Case]]] = {}
@@ -137,7 +137,7 @@ def _ours(cases: list[Case], jobs: int, tell: Callable[[str], None]) -> list[Row
 
 def _theirs(cases: list[Case], jobs: int, tell: Callable[[str], None]) -> list[Row]:
     """For cases of one target, since a process shows the package one."""
-    from gsa.bench import fla_kernels
+    from gsa.bench.gpu import fla_kernels
 
     uses: dict[tuple[Source, ...], list[tuple[str, Case]]] = {}
     for case, found in zip(cases, _all([partial(fla_kernels.sources, case) for case in cases], jobs), strict=True):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from rich.console import Console
 
-    from gsa.bench.chart import Series
+    from gsa.chart import Series
     from gsa.infer import Engine, State
     from gsa.infer.text import TextEngine
 
@@ -106,7 +106,7 @@ def _cost(console: Console, engine: TextEngine, ids: NDArray[np.int64], folder: 
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    from gsa.bench.chart import bars, save_lines
+    from gsa.chart import bars, save_lines
 
     console.print("[bold]3. What a token costs[/]: milliseconds, against its position")
     with console.status("") as status:

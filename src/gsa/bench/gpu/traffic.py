@@ -16,7 +16,7 @@ from gsa.errors import GSAError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gsa.bench.counting import Counted, Saved
+    from gsa.bench.gpu.counting import Counted, Saved
     from gsa.ops.triton.launch import Launch, Target
 
 HEADS, WIDTH, SLOTS = 4, 512, 64  # of the paper's model with 1.3 billion parameters
@@ -35,7 +35,7 @@ def traffic(json: bool = False, page: Path | None = None) -> None:
     """
     from rich.console import Console
 
-    from gsa.bench.traffic_tables import as_markdown, as_rich, tables, written_into
+    from gsa.bench.gpu.traffic_tables import as_markdown, as_rich, tables, written_into
 
     if page is not None and not page.is_file():
         raise GSAError(f"bench: there is no document {page}")
@@ -58,8 +58,8 @@ def measure(progress: bool) -> dict[str, Any]:
 
     if find_spec("triton") is None:
         raise GSAError("bench: counting needs Triton (pip install triton)")
+    from gsa.bench.gpu.roofline import MACHINES
     from gsa.bench.memory import measured_alone
-    from gsa.bench.roofline import MACHINES
 
     contenders = ["ours", *(["fla"] if find_spec("fla") is not None else [])]
     jobs = [{"who": who, "target": machine.target} for machine in MACHINES for who in contenders]
@@ -68,14 +68,14 @@ def measure(progress: bool) -> dict[str, Any]:
         patch.dict(os.environ, TRITON_INTERPRET="1"),
         ThreadPoolExecutor(os.cpu_count()) as pool,
     ):
-        found = list(pool.map(lambda job: measured_alone("gsa.bench.traffic:count", job), jobs))
+        found = list(pool.map(lambda job: measured_alone("gsa.bench.gpu.traffic:count", job), jobs))
     return report_of({(job["who"], job["target"]): counts for job, counts in zip(jobs, found, strict=True)})
 
 
 def report_of(counted: dict[tuple[str, str], dict[str, Any]]) -> dict[str, Any]:
     """The report, from what `count` found by contender and target."""
-    from gsa.bench.counting import Work
-    from gsa.bench.roofline import MACHINES, model
+    from gsa.bench.gpu.counting import Work
+    from gsa.bench.gpu.roofline import MACHINES, model
 
     machines: dict[str, Any] = {}
     for machine in MACHINES:
@@ -93,8 +93,8 @@ def report_of(counted: dict[tuple[str, str], dict[str, Any]]) -> dict[str, Any]:
 
 def count(setting: dict[str, Any]) -> dict[str, Any]:
     """What one contender does on a target at every size. Runs in a process of its own, in Triton's interpreter."""
-    from gsa.bench.counting import Saved
-    from gsa.bench.fla_traffic import CHUNK, count_fla
+    from gsa.bench.gpu.counting import Saved
+    from gsa.bench.gpu.fla_traffic import CHUNK, count_fla
     from gsa.ops.triton.launch import TARGETS
 
     target = TARGETS[setting["target"]]
@@ -116,8 +116,8 @@ def size_name(B: int, T: int) -> str:
 
 def _extrapolated(counts: dict[tuple[int, int], Counted], segments: int, chunks: int, B: int, saved: Saved) -> Counted:
     """What all heads of B sequences do."""
-    from gsa.bench.counting import Counted
-    from gsa.bench.roofline import extrapolated
+    from gsa.bench.gpu.counting import Counted
+    from gsa.bench.gpu.roofline import extrapolated
 
     forward = extrapolated({at: c.forward for at, c in counts.items()}, segments, chunks, B * HEADS)
     backward = extrapolated({at: c.backward for at, c in counts.items()}, segments, chunks, B * HEADS)
@@ -157,7 +157,7 @@ def _counted(target: Target, segments: int, chunks: int) -> Counted:
     """One head of one sequence of so many segments with so many chunks each, tiled as on the target."""
     import torch
 
-    from gsa.bench.counting import Counted, Saved, counting, slot_inputs
+    from gsa.bench.gpu.counting import Counted, Saved, counting, slot_inputs
     from gsa.ops.triton import plan
     from gsa.ops.triton.launch import pretending
 
@@ -178,7 +178,7 @@ def _launched(target: Target, B: int, T: int) -> tuple[list[Launch], Saved]:
     """What is launched at full size, and saved between forward and backward."""
     import torch
 
-    from gsa.bench.counting import saved_for_backward
+    from gsa.bench.gpu.counting import saved_for_backward
     from gsa.ops.triton.engine import gated_slot_attention
     from gsa.ops.triton.launch import pretending, recording
 

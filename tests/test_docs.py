@@ -32,6 +32,7 @@ README = (ROOT / "README.md").read_text()
         "gsa.ops.linear",
         "gsa.ops.packed",
         "gsa.ops.selective_scan",
+        "gsa.table",
         "gsa.train.progress",
         "gsa.train.schedule",
     ],

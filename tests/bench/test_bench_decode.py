@@ -4,13 +4,15 @@ import json
 
 import pytest
 import torch
-from rich.console import Console
 
-from gsa.bench import accuracy, decode, decode_loss, decode_model, rivals
+from gsa.bench import accuracy, decode_loss, decode_model, rivals
+from gsa.bench.decode_tables import tables
 from gsa.cli import main
 from gsa.infer import Model
 from gsa.models import ModelConfig
 from gsa.ops.native import library
+
+from ..tables import printed
 
 needs_native = pytest.mark.skipif(library.unavailable(None) is not None, reason="the native engine cannot run here")
 SMALL = ModelConfig(
@@ -49,15 +51,9 @@ def test_report(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
     assert at["state_bytes"] == {"near": constant, "far": constant}
     assert at["ratio"] == pytest.approx(at["far_tokens_per_second"] / at["near_tokens_per_second"])
     assert all(rivals.TRANSFORMERS in row for row in report["rivals"].values())
-    text = Console(width=80, record=True)
-    decode._show(report)
-    from gsa.bench.decode_tables import tables
-
-    for table in tables(report):
-        text.print(table)
-    shown = text.export_text()
+    shown = printed(*tables(report))
     assert "loss gsa-tiny" in shown
-    assert "…" not in shown
+    assert "of 20 requests to gsa-tiny, 16 at a time, 20 gave the tokens they give alone" in shown
 
 
 @needs_native

@@ -101,6 +101,9 @@ def test_version(capsys: pytest.CaptureFixture) -> None:
         (("bench", "ops", "--thread", "2"), "--thread"),
         (("bench", "ops", "--threads", "two"), "two"),
         (("bench", "ops", "--threads", "0"), "gsa: bench: threads must be at least 1, got 0"),
+        (("bench", "ops", "--threads", "9999"), "gsa: bench: threads must be at most 1024, got 9999"),
+        (("bench", "accuracy", "--json", "--markdown"), "gsa: bench: json and markdown exclude each other"),
+        (("kernels", "--json", "--markdown"), "gsa: kernels: json and markdown exclude each other"),
         (("bench", "ops", "--quick", "--backend", "abacus"), "unknown engine 'abacus'"),
     ],
 )

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
 
 from gsa.bench import memory, ops
 from gsa.bench.gpu import device as gpu_device
@@ -21,6 +20,7 @@ from gsa.bench.timing import gpu_clock, race
 from gsa.errors import GSAError
 from gsa.ops import SlotState, gated_slot_attention
 from tests.cli.running import run
+from tests.tables import printed
 
 CPU = torch.device("cpu")
 
@@ -177,28 +177,20 @@ def test_report(cuda: SimpleNamespace, fla: list[str], quick: bool) -> None:
     assert report["notes"] == []
     assert set(fla) == {"chunk_gsa", "fused_recurrent_gsa"}
     assert json.loads(json.dumps(report)) == report
-    ops_tables.show(report)
+    printed(*ops_tables.tables(report))
 
 
 @pytest.mark.usefixtures("small", "cuda")
-def test_tables(fla: list[str], capsys: pytest.CaptureFixture) -> None:
+def test_tables(fla: list[str]) -> None:
     report = gpu_ops.measure(CPU, True, "auto", lambda what: None)
-    text = Console(width=100, record=True)
-    text.print(ops_tables.speed_table(report))
-    text.print(ops_tables.decode_table(report))
-    shown = text.export_text()
+    shown = printed(*ops_tables.tables(report | {"notes": ["fla, [here]: no"]}))
     assert "2x16" in shown
     assert "fwd+bwd" in shown
-    assert "…" not in shown
-    capsys.readouterr()
-    ops_tables.show(report | {"notes": ["fla, [here]: no"]})
-    printed = capsys.readouterr().out
-    assert "Imaginary 9000 (132 processors, 80 GiB)" in printed
-    assert "left out: fla, [here]: no" in printed
-    ops_tables.show(report | {"fla": None, "hip": "7.0"})
-    printed = capsys.readouterr().out
-    assert "HIP 7.0" in printed
-    assert "flash-linear-attention is not installed" in printed
+    assert "Imaginary 9000 (132 processors, 80 GiB)" in shown
+    assert "left out: fla, [here]: no" in shown
+    shown = printed(*ops_tables.tables(report | {"fla": None, "hip": "7.0"}))
+    assert "HIP 7.0" in shown
+    assert "flash-linear-attention is not installed" in shown
 
 
 @pytest.mark.usefixtures("small", "cuda")
@@ -209,7 +201,7 @@ def test_without_flash_linear_attention(monkeypatch: pytest.MonkeyPatch) -> None
     report = gpu_ops.measure(CPU, True, "auto", lambda what: None)
     assert {row["fla_ms"] for row in report["rows"]} == {None}
     assert {row["fla_us"] for row in report["decode"]} == {None}
-    ops_tables.show(report)
+    printed(*ops_tables.tables(report))
 
 
 @pytest.mark.usefixtures("small", "cuda")
@@ -223,7 +215,7 @@ def test_a_rival_that_fails_is_left_out_and_named(monkeypatch: pytest.MonkeyPatc
     assert report["rows"][0]["fla_mib"] is None
     assert report["decode"][0]["fla_us"] > 0
     assert report["notes"][0] == "fla, 2 x 16, forward: RuntimeError: no such instruction"
-    ops_tables.show(report)
+    printed(*ops_tables.tables(report))
 
 
 @pytest.mark.usefixtures("cuda")
@@ -248,7 +240,7 @@ def test_a_row_of_what_lacked_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_ops, "runnable", lambda entrants, where, notes: {"softmax": entrants["softmax"]})
     report = gpu_ops.measure(CPU, True, "auto", lambda what: None)
     assert report["rows"][0]["ms"] is report["rows"][0]["tokens_per_second"] is report["decode"][0]["us"] is None
-    ops_tables.show(report)
+    printed(*ops_tables.tables(report))
 
 
 def test_which_gpu(cuda: SimpleNamespace) -> None:

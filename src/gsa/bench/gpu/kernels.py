@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_module
 import os
 from collections.abc import Callable
 from contextlib import closing
@@ -11,8 +10,10 @@ from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
+from gsa.bench.arguments import prepare
 from gsa.bench.gpu.workers import results
 from gsa.errors import GSAError
+from gsa.table import show
 
 if TYPE_CHECKING:
     from gsa.bench.gpu.launches import Case
@@ -33,6 +34,7 @@ def kernels(
     fla: bool = False,
     jobs: int | None = None,
     json: bool = False,
+    markdown: bool = False,
 ) -> None:
     """Compiles every GPU kernel ahead of time, with no GPU present, and checks what comes out.
 
@@ -48,16 +50,15 @@ def kernels(
         fla: Also flash-linear-attention's kernels for the same, as installed, beside ours.
         jobs: How many to compile at a time; as many as there are cores by default.
         json: Print JSON with all figures instead of tables.
+        markdown: Print the tables as Markdown.
     """
-    from gsa.bench.gpu.kernel_tables import show
+    from gsa.bench.gpu.kernel_tables import tables
     from gsa.bench.gpu.launches import DTYPES, Case
     from gsa.ops.triton.launch import TARGETS
 
     if find_spec("triton") is None:
         raise GSAError("kernels: Triton is not installed (pip install triton)")
-    for option, number in (("width", width), ("slots", slots), ("jobs", jobs)):
-        if number is not None and number < 1:
-            raise GSAError(f"kernels: {option} must be at least 1, got {number}")
+    prepare("kernels", json=json, markdown=markdown, width=width, slots=slots, jobs=jobs)
     if fla:
         from gsa.bench.gpu.fla_kernels import check
 
@@ -74,7 +75,7 @@ def kernels(
         for count in counts
     ]
     report = measure(cases, fla, jobs or len(os.sched_getaffinity(0)))
-    print(json_module.dumps(report, indent=2)) if json else show(report)
+    show(report, tables(report), json=json, markdown=markdown)
     faults = report["faults"]
     if faults:
         raise GSAError(f"kernels: {len(faults)} found at fault, the first: {faults[0]}")

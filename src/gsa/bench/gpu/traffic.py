@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_module
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -11,7 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
+from gsa.bench.arguments import prepare
 from gsa.errors import GSAError
+from gsa.table import show
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,7 +24,7 @@ HEADS, WIDTH, SLOTS = 4, 512, 64  # of the paper's model with 1.3 billion parame
 SIZES = ((8, 2048), (4, 4096), (2, 8192), (1, 16384))  # sequences and their tokens
 
 
-def traffic(json: bool = False, page: Path | None = None) -> None:
+def traffic(json: bool = False, page: Path | None = None, markdown: bool = False) -> None:
     """Bytes that the GPU kernels move per token, beside flash-linear-attention's, and a model of the time they take.
 
     The kernels run in Triton's interpreter on short sequences, with their loads, stores and products counted; what is
@@ -32,24 +33,19 @@ def traffic(json: bool = False, page: Path | None = None) -> None:
     Args:
         json: Print JSON instead of tables.
         page: A document; the tables between its markers are written anew.
+        markdown: Print the tables as Markdown.
     """
-    from rich.console import Console
+    from gsa.bench.gpu.traffic_tables import tables, written_into
 
-    from gsa.bench.gpu.traffic_tables import as_markdown, as_rich, tables, written_into
-
+    prepare("bench", json=json, markdown=markdown)
     if page is not None and not page.is_file():
         raise GSAError(f"bench: there is no document {page}")
     if page is not None:
         written_into(page.read_text(), [])  # it has its markers: known before minutes have passed
     report = measure(progress=not json)
     if page is not None:
-        page.write_text(written_into(page.read_text(), [as_markdown(table) for table in tables(report)]))
-    if json:
-        print(json_module.dumps(report, indent=2))
-        return
-    console = Console()
-    for table in tables(report):
-        console.print(as_rich(table))
+        page.write_text(written_into(page.read_text(), [table.markdown() for table in tables(report)]))
+    show(report, tables(report), json=json, markdown=markdown)
 
 
 def measure(progress: bool) -> dict[str, Any]:

@@ -37,6 +37,7 @@ README = (ROOT / "README.md").read_text()
         "gsa.ops.linear",
         "gsa.ops.packed",
         "gsa.ops.selective_scan",
+        "gsa.table",
         "gsa.train.progress",
         "gsa.train.schedule",
     ],

@@ -1,17 +1,18 @@
-"""The benchmark of decoding, and the demo, measure what they say."""
+"""The benchmark of decoding measures what it says."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
-from rich.console import Console
 
-from gsa.bench import accuracy, decode, decode_loss, decode_model, demo, rivals
+from gsa.bench import accuracy, decode_loss, decode_model, rivals
+from gsa.bench.decode_tables import tables
 from gsa.cli import main
 from gsa.infer import Model
 from gsa.models import ModelConfig
 from gsa.ops.native import library
+
+from ..tables import printed
 
 needs_native = pytest.mark.skipif(library.unavailable(None) is not None, reason="the native engine cannot run here")
 SMALL = ModelConfig(
@@ -50,15 +51,9 @@ def test_report(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
     assert at["state_bytes"] == {"near": constant, "far": constant}
     assert at["ratio"] == pytest.approx(at["far_tokens_per_second"] / at["near_tokens_per_second"])
     assert all(rivals.TRANSFORMERS in row for row in report["rivals"].values())
-    text = Console(width=80, record=True)
-    decode._show(report)
-    from gsa.bench.decode_tables import tables
-
-    for table in tables(report):
-        text.print(table)
-    shown = text.export_text()
+    shown = printed(*tables(report))
     assert "loss gsa-tiny" in shown
-    assert "…" not in shown
+    assert "of 20 requests to gsa-tiny, 16 at a time, 20 gave the tokens they give alone" in shown
 
 
 @needs_native
@@ -108,21 +103,3 @@ def test_accuracy(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monkey
     accuracy.accuracy()
     shown = capsys.readouterr().out
     assert all(f"{row['gradients']:.1e}" in shown for row in rows.values())
-
-
-@needs_native
-def test_demo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(demo, "POSITIONS", (8, 64))
-    monkeypatch.setattr(demo, "WRITTEN", 5)
-    monkeypatch.setattr("gsa.pretrained.book", lambda: "It was a dark and stormy night. " * 50)
-    race = __import__("gsa.bench.timing", fromlist=["race"]).race
-    monkeypatch.setattr("gsa.bench.timing.race", lambda contenders, seconds, rounds: race(contenders, 0.0, 1))
-    demo.demo(str(tmp_path / "new"))
-    shown = capsys.readouterr().out
-    assert demo.PROMPT in shown
-    assert "262,144" in shown  # bytes of the state, at every position
-    assert {path.name for path in (tmp_path / "new").iterdir()} == {
-        "sense-and-sensibility.state",
-        "time_per_token.png",
-        "memory.png",
-    }

@@ -1,15 +1,17 @@
 """The command line: help, versions, and how it ends."""
 
 import builtins
-import os
+import inspect
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from gsa import __version__
 from gsa.cli import main
+from gsa.cli.verbs import GSA, Group, Verb, load
 from gsa.errors import GSAError
 
 
@@ -43,6 +45,44 @@ def test_help(capsys: pytest.CaptureFixture, args: tuple[str, ...], expected: li
         assert text in out
 
 
+def verbs(group: Group = GSA) -> Iterator[Verb]:
+    for entry in group.verbs.values():
+        yield from [entry] if isinstance(entry, Verb) else verbs(entry)
+
+
+def test_summaries_are_the_first_sentences_of_docstrings() -> None:
+    for verb in verbs():
+        first, *_ = (inspect.getdoc(load(verb)) or "").split("\n\n")
+        assert verb.summary == " ".join(first.split()), verb.target
+
+
+@pytest.mark.parametrize("args", [[], ["--help"], ["--version"], ["bench", "--help"], ["bnech"]])
+def test_help_imports_nothing_heavy(args: list[str]) -> None:
+    """Neither the parser nor any verb; the command is there in a fraction of a second."""
+    script = f"""
+import sys
+from gsa.cli import main
+try:
+    main({args!r})
+except SystemExit:
+    print("loaded:", sorted(sys.modules))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    loaded = done.stdout.split("loaded: ")[1]
+    for name in ("gsa.cli.verbs", "torch", "numpy", "jsonargparse", "rich", "gsa.bench", "gsa.train", "gsa.ops"):
+        assert (f"'{name}'" in loaded) == (name == "gsa.cli.verbs"), name
+
+
+def test_a_group_takes_a_file_with_a_verb(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("bench: {ops: {threads: 0}}")
+    assert run(capsys, "--config", str(recipe)) == (2, "", "gsa: bench: threads must be at least 1, got 0\n")
+    recipe.write_text("ops: {threads: 0}")
+    assert run(capsys, "bench", "--config", str(recipe))[2] == "gsa: bench: threads must be at least 1, got 0\n"
+    code, out, _ = run(capsys, "--print_config", "bench", "ops", "--quick")
+    assert (code, "quick: true" in out) == (0, True)
+
+
 def test_version(capsys: pytest.CaptureFixture) -> None:
     assert run(capsys, "--version")[1].strip() == f"gsa {__version__}"
 
@@ -50,7 +90,10 @@ def test_version(capsys: pytest.CaptureFixture) -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("fly",), "demo"),
+        (("fly",), "gsa: there is no 'fly'; expected one of demo, doctor"),
+        (("exprot",), "gsa: there is no 'exprot'; did you mean 'export'? expected one of demo"),
+        (("bench",), "gsa: bench: expected one of ops, traffic"),
+        (("bench", "dcode"), "gsa: bench: there is no 'dcode'; did you mean 'decode'? expected one of ops"),
         (("import", "nowhere"), "out"),
         (("import", "nowhere", "out"), "gsa: import: nowhere is not a folder"),
         (("bench", "train", "--mixers", "gza"), "gsa: bench: unknown mixer 'gza'"),
@@ -58,6 +101,9 @@ def test_version(capsys: pytest.CaptureFixture) -> None:
         (("bench", "ops", "--thread", "2"), "--thread"),
         (("bench", "ops", "--threads", "two"), "two"),
         (("bench", "ops", "--threads", "0"), "gsa: bench: threads must be at least 1, got 0"),
+        (("bench", "ops", "--threads", "9999"), "gsa: bench: threads must be at most 1024, got 9999"),
+        (("bench", "accuracy", "--json", "--markdown"), "gsa: bench: json and markdown exclude each other"),
+        (("kernels", "--json", "--markdown"), "gsa: kernels: json and markdown exclude each other"),
         (("bench", "ops", "--quick", "--backend", "abacus"), "unknown engine 'abacus'"),
     ],
 )
@@ -90,7 +136,7 @@ def test_ctrl_c_may_come_before_the_first_import(
         return known(name, *args, **options)
 
     monkeypatch.setattr(builtins, "__import__", interrupted)
-    assert run(capsys, "--version") == (130, "", "\ngsa: stopped\n")
+    assert run(capsys, "models") == (130, "", "\ngsa: stopped\n")
 
 
 @pytest.mark.parametrize(("raised", "code"), [("KeyboardInterrupt", 130), ("GSAError('no')", 2), ("SystemExit(3)", 3)])
@@ -115,23 +161,3 @@ gsa.cli.main()
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     expected = {130: "\ngsa: stopped\n", 2: "gsa: no\n", 3: ""}[code]
     assert (done.returncode, done.stderr) == (code, expected)
-
-
-@pytest.mark.parametrize("out", ["file", "file/folder"])
-def test_the_demo_needs_a_folder(capsys: pytest.CaptureFixture, tmp_path: Path, out: str) -> None:
-    (tmp_path / "file").touch()
-    code, _, err = run(capsys, "demo", "--out", str(tmp_path / out))
-    assert code == 2
-    assert err.startswith(f"gsa: demo: {tmp_path / out} is not a folder that can be written to: ")
-    assert os.listdir(tmp_path) == ["file"]
-
-
-def test_the_demo_needs_a_folder_that_can_be_written_to(
-    capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def fail(**options: object) -> None:
-        raise PermissionError(13, "Permission denied")  # which the user root never sees
-
-    monkeypatch.setattr("gsa.bench.demo.TemporaryFile", fail)
-    code, _, err = run(capsys, "demo", "--out", str(tmp_path))
-    assert (code, "is not a folder that can be written to: Permission denied" in err) == (2, True)

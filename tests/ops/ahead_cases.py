@@ -9,7 +9,7 @@ import triton.language as tl
 from triton import knobs
 from triton.runtime import driver
 
-from gsa.bench.launches import Case
+from gsa.bench.gpu.launches import Case
 from gsa.ops.triton.ahead_of_time import Figures, Source, figures, source, triton_target
 from gsa.ops.triton.launch import TARGETS, Launch, launch, recording
 
@@ -64,7 +64,7 @@ BROKEN = {"broken": lambda: Launch(broken, 1, {"a": _tensor(), "N": 16}, 4, 1)}
 
 
 def listed(names: tuple[str, ...], case: Case) -> list[tuple[str, Source]]:
-    """In place of gsa.bench.launches.sources."""
+    """In place of gsa.bench.gpu.launches.sources."""
     return [(name, source((CASES | BROKEN)[name](), case.target)) for name in names]
 
 

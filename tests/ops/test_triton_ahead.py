@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gsa.bench.workers import results
+from gsa.bench.gpu.workers import results
 from gsa.ops.triton.launch import TARGETS
 
 from . import ahead_cases

@@ -2,36 +2,39 @@
 
 from __future__ import annotations
 
-import json as json_module
 from collections.abc import Callable
 from typing import TYPE_CHECKING
+
+from gsa.bench.arguments import prepare
+from gsa.table import Column, Table, show
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-def accuracy(json: bool = False) -> None:
+def accuracy(json: bool = False, markdown: bool = False) -> None:
     """Errors of gated slot attention in fp32 against the token loop in fp64, for gates from none to full resets.
 
     512 tokens, 2 heads of 64, 32 slots; relative errors of the outputs, and of the worst of the gradients.
 
     Args:
         json: Print JSON instead of a table.
+        markdown: Print the table as Markdown.
     """
-    rows = measure()
-    if json:
-        print(json_module.dumps(rows, indent=2))
-        return
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
+    prepare("bench", json=json, markdown=markdown)
+    report = measure()
+    show(report, [error_table(report)], json=json, markdown=markdown)
 
-    table = Table(title="fp32 against the recurrence in fp64, 512 tokens", box=SIMPLE_HEAD, pad_edge=False)
-    for name in ("gates", "error of outputs", "of gradients"):
-        table.add_column(name, justify="left" if name == "gates" else "right")
-    for name, row in rows.items():
-        table.add_row(name, f"{row['outputs']:.1e}", f"{row['gradients']:.1e}")
-    Console().print(table)
+
+def error_table(report: dict[str, dict[str, float]]) -> Table:
+    """A line for each kind of gate."""
+    columns = [
+        Column("gates", "gates", left=True),
+        Column("error of outputs", "outputs", "{:.1e}"),
+        Column("of gradients", "gradients", "{:.1e}"),
+    ]
+    rows = [{"gates": gates, **errors} for gates, errors in report.items()]
+    return Table("fp32 against the recurrence in fp64, 512 tokens", columns, rows)
 
 
 def measure() -> dict[str, dict[str, float]]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json as json_module
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from gsa.errors import GSAError
+from gsa.bench.arguments import prepare, require_native
+from gsa.table import show
 
 if TYPE_CHECKING:
     from gsa.infer import Model
@@ -16,7 +16,7 @@ FORMATS = ("fp32", "bf16", "int8", "int4")
 NEAR = 100
 
 
-def decode(threads: int | None = None, quick: bool = False, json: bool = False) -> None:
+def decode(threads: int | None = None, quick: bool = False, json: bool = False, markdown: bool = False) -> None:
     """Decoding with gated slot attention in the shape of SmolLM2-135M, random weights.
 
     30 layers of width 576, 9 heads and 3 key/value heads of 64, 64 slots, vocabulary 49152. Shows for every format of
@@ -29,22 +29,17 @@ def decode(threads: int | None = None, quick: bool = False, json: bool = False) 
         threads: Threads of torch; its own choice by default.
         quick: A model of three layers, and short texts: a minute, to see that it works.
         json: Print JSON instead of tables.
+        markdown: Print the tables as Markdown.
     """
-    import torch
     from rich.console import Console
 
-    from gsa.ops.native import library
+    from gsa.bench.decode_tables import tables
 
-    if threads is not None and threads < 1:
-        raise GSAError(f"bench: threads must be at least 1, got {threads}")
-    reason = library.unavailable(torch.device("cpu"))
-    if reason is not None:
-        raise GSAError(f"bench: the native engine cannot run here: {reason}")
-    if threads is not None:
-        torch.set_num_threads(threads)
+    prepare("bench", json=json, markdown=markdown, threads=threads)
+    require_native()
     with Console(stderr=True).status("making the models") as status:
         report = measure(quick, lambda what: status.update(what))
-    print(json_module.dumps(report, indent=2)) if json else _show(report)
+    show(report, tables(report), json=json, markdown=markdown)
 
 
 def measure(quick: bool, tick: Callable[[str], None]) -> dict[str, Any]:
@@ -136,15 +131,3 @@ def _memory(quick: bool, tick: Callable[[str], None]) -> dict[str, Any] | None:
         setting = {"tokens": tokens, "threads": torch.get_num_threads()}
         found[str(tokens)] = measured_alone("gsa.bench.decode_model:read_alone", setting)
     return found
-
-
-def _show(report: dict[str, Any]) -> None:
-    from rich.console import Console
-
-    from gsa.bench.decode_tables import lines, tables
-
-    console = Console()
-    for table in tables(report):
-        console.print(table)
-    for line in lines(report):
-        console.print(line, highlight=False)

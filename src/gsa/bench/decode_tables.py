@@ -3,28 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
-
-def _table(title: str, first: str, columns: list[str]) -> Table:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column(first, no_wrap=True)
-    for name in columns:
-        table.add_column(name, justify="right")
-    return table
+from gsa.table import Column, Table, text_columns
 
 
-def tables(report: dict[str, Any]) -> Iterator[Table]:
+def tables(report: dict[str, Any]) -> list[Table]:
     """Formats of the weights, their speed, and others beside us."""
-    yield weights_table(report)
-    yield speed_table(report)
-    yield rivals_table(report)
+    return [weights_table(report), speed_table(report), rivals_table(report)]
 
 
 def _size(report: dict[str, Any]) -> str:
@@ -33,48 +19,56 @@ def _size(report: dict[str, Any]) -> str:
 
 def weights_table(report: dict[str, Any]) -> Table:
     """What a format of the weights takes, and what it costs."""
-    columns = ["MB", f"loss {_size(report)}", "loss gsa-tiny", "prompt, tokens/s"]
-    table = _table(f"Weights of a model with {_size(report)} parameters", "weights", columns)
     plain = report["weights"]["fp32"]
-    for name, row in report["weights"].items():
-        losses = (_loss(row[key], plain[key], name) for key in ("loss", "loss_tiny"))
-        table.add_row(name, f"{row['bytes'] / 1e6:.0f}", *losses, f"{report['prompts'][name]:.0f}")
-    return table
-
-
-def speed_table(report: dict[str, Any]) -> Table:
-    """Tokens a second of every format, beside what the kernels and the memory allow."""
-    columns = ["tokens/s", "bound", "share", "memory's", "batch of 16"]
-    table = _table("Decoding", "weights", columns)
-    for name, row in report["weights"].items():
-        numbers = (row[key] for key in ("tokens_per_second", "bound", "memory", "batch_tokens_per_second"))
-        speed, bound, memory, batch = (f"{number:.0f}" for number in numbers)
-        table.add_row(name, speed, bound, f"{100 * row['share']:.0f}%", memory, batch)
-    return table
+    rows = [
+        [
+            name,
+            f"{row['bytes'] / 1e6:.0f}",
+            *(_loss(row[key], plain[key], name) for key in ("loss", "loss_tiny")),
+            f"{report['prompts'][name]:.0f}",
+        ]
+        for name, row in report["weights"].items()
+    ]
+    columns = text_columns("weights", "MB", f"loss {_size(report)}", "loss gsa-tiny", "prompt, tokens/s")
+    return Table(f"Weights of a model with {_size(report)} parameters", columns, rows)
 
 
 def _loss(loss: float, plain: float, name: str) -> str:
     return f"{loss:.4f}" if name == "fp32" else f"{loss - plain:+.4f}"
 
 
+def speed_table(report: dict[str, Any]) -> Table:
+    """Tokens a second of every format, beside what the kernels and the memory allow."""
+    columns = [
+        Column("weights", "weights", left=True),
+        Column("tokens/s", "tokens_per_second", "{:.0f}"),
+        Column("bound", "bound", "{:.0f}"),
+        Column("share", "share", "{:.0%}"),
+        Column("memory's", "memory", "{:.0f}"),
+        Column("batch of 16", "batch_tokens_per_second", "{:.0f}"),
+    ]
+    return Table("Decoding", columns, [{"weights": name, **row} for name, row in report["weights"].items()])
+
+
 def rivals_table(report: dict[str, Any]) -> Table:
     """Tokens a second at each length of context; behind others, how many times as fast the fastest of ours is."""
-    contexts = list(report["rivals"])
-    table = _table("Others: tokens/s by context", "", [f"{int(context):,}" for context in contexts])
-    names = dict.fromkeys(name for row in report["rivals"].values() for name in row)
-    for name in names:
-        cells = []
-        for context in contexts:
-            row = report["rivals"][context]
-            ours = "gsa bf16" if name.endswith("bf16") else "gsa int4"
-            times = "" if name.startswith("gsa") or name not in row else f" ({row[ours] / row[name]:.1f}x)"
-            cells.append(f"{row[name]:.0f}{times}" if name in row else "")
-        table.add_row(name, *cells)
-    return table
+    contexts = report["rivals"]
+    names = dict.fromkeys(name for row in contexts.values() for name in row)
+    rows = [[name, *(_beside(name, row) for row in contexts.values())] for name in names]
+    columns = text_columns("", *(f"{int(context):,}" for context in contexts))
+    return Table("Others: tokens/s by context", columns, rows, list(notes(report)))
 
 
-def lines(report: dict[str, Any]) -> Iterator[str]:
-    """What is no table."""
+def _beside(name: str, row: dict[str, float]) -> str:
+    """The speed of one at a context, if it was measured there; and of others, how many times as fast ours is."""
+    if name not in row:
+        return ""
+    ours = "gsa bf16" if name.endswith("bf16") else "gsa int4"
+    return f"{row[name]:.0f}" + ("" if name.startswith("gsa") else f" ({row[ours] / row[name]:.1f}x)")
+
+
+def notes(report: dict[str, Any]) -> Iterator[str]:
+    """What is no table, and what the words in them mean."""
     at, batch, same, memory = (report[key] for key in ("positions", "batch", "agreement", "memory"))
     yield (
         f"position: {at['near_tokens_per_second']:.1f} tokens/s behind {at['near']:,} tokens, "

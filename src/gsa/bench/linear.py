@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json as json_module
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from gsa.errors import GSAError
+from gsa.bench.arguments import prepare, require_native
+from gsa.table import Column, Table, show
 
 if TYPE_CHECKING:
-    from rich.table import Table
     from torch import Tensor
 
     from gsa.ops.linear import PackedWeight
@@ -83,7 +82,7 @@ RATIOS = (  # faster, slower
 STEP = ("int8", "int8")  # the format in which whole steps are timed
 
 
-def linear(threads: int | None = None, seconds: float = 30.0, json: bool = False) -> None:
+def linear(threads: int | None = None, seconds: float = 30.0, json: bool = False, markdown: bool = False) -> None:
     """Matrix-vector products over the weights of a 135M model, beside torch's and beside the memory's rate.
 
     A token is a product with every matrix: 30 layers of width 576 (MLP 1536, 9 query and 3 key/value heads of 64) and a
@@ -92,16 +91,12 @@ def linear(threads: int | None = None, seconds: float = 30.0, json: bool = False
     Args:
         threads: Threads of torch; its own choice by default.
         seconds: How long to measure.
-        json: Print JSON instead of tables.
+        json: Print JSON instead of a table.
+        markdown: Print the table as Markdown.
     """
-    import torch
-
-    if threads is not None and threads < 1:
-        raise GSAError(f"bench: threads must be at least 1, got {threads}")
-    if threads is not None:
-        torch.set_num_threads(threads)
+    prepare("bench", json=json, markdown=markdown, threads=threads)
     report = measure(Model(), seconds)
-    print(json_module.dumps(report, indent=2)) if json else _show(report)
+    show(report, [speed_table(report)], json=json, markdown=markdown)
 
 
 def measure(model: Model, seconds: float, rounds: int = 4) -> dict[str, Any]:
@@ -112,9 +107,7 @@ def measure(model: Model, seconds: float, rounds: int = 4) -> dict[str, Any]:
     from gsa.ops.native import library
     from gsa.ops.native.linear import Reader
 
-    reason = library.unavailable(torch.device("cpu"))
-    if reason is not None:
-        raise GSAError(f"bench: the native engine cannot run here: {reason}")
+    require_native()
     layers = model.weights()
     with torch.no_grad():
         packed = {format: _packed(layers, format) for format, _ in WAYS.values()}
@@ -261,40 +254,22 @@ def _steps(layers: list[dict[str, Tensor]]) -> dict[str, Callable[[], Tensor]]:
     return {"step": one_by_one, "step, stacked": one_matrix_for_many, "step, fused": fused}
 
 
-def _show(report: dict[str, Any]) -> None:
-    from rich.console import Console
-
-    console = Console()
-    console.print(speed_table(report))
-    for name, ratio in report["ratios"].items():
-        console.print(f"{name}: {ratio:.2f}x", highlight=False)
-    steps = ", ".join(f"{name.removeprefix('step, ')} {ms:.2f} ms" for name, ms in report["steps"].items())
-    console.print(
-        f"a {' x '.join(STEP)} token with norms, SwiGLU and residuals: {steps}\n"
-        "read: GB/s of reading the same bytes and nothing else; error: of W x, relative, normal weights\n"
-        f"{report['threads']} threads, {report['isa']}, torch {report['torch']}",
-        highlight=False,
-    )
-
-
 def speed_table(report: dict[str, Any]) -> Table:
     """The rates as a table."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(title="A token through the weights of a 135M model", box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("weights x activations", no_wrap=True)
-    for name in ("ms", "tokens/s", "GB/s", "read", "share", "error"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in report["rows"]:
-        rate, read = row["gbytes_per_second"], row["read_gbytes_per_second"]
-        table.add_row(
-            row["name"],
-            f"{row['ms']:.2f}",
-            f"{row['tokens_per_second']:.1f}",
-            f"{rate:.1f}",
-            f"{read:.1f}",
-            f"{100 * rate / read:.0f}%",
-            f"{100 * row['error']:.2g}%",
-        )
-    return table
+    columns = [
+        Column("weights x activations", "name", left=True),
+        Column("ms", "ms", "{:.2f}"),
+        Column("tokens/s", "tokens_per_second", "{:.1f}"),
+        Column("GB/s", "gbytes_per_second", "{:.1f}"),
+        Column("read", "read_gbytes_per_second", "{:.1f}"),
+        Column("share", lambda row: row["gbytes_per_second"] / row["read_gbytes_per_second"], "{:.0%}"),
+        Column("error", lambda row: 100 * row["error"], "{:.2g}%"),
+    ]
+    steps = ", ".join(f"{name.removeprefix('step, ')} {ms:.2f} ms" for name, ms in report["steps"].items())
+    notes = [
+        *(f"{name}: {ratio:.2f}x" for name, ratio in report["ratios"].items()),
+        f"a {' x '.join(STEP)} token with norms, SwiGLU and residuals: {steps}",
+        "read: GB/s of reading the same bytes and nothing else; error: of W x, relative, normal weights",
+        f"{report['threads']} threads, {report['isa']}, torch {report['torch']}",
+    ]
+    return Table("A token through the weights of a 135M model", columns, report["rows"], notes)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json as json_module
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from gsa.errors import GSAError
+from gsa.bench.arguments import prepare
+from gsa.table import Column, Table, show
 
 if TYPE_CHECKING:
-    from rich.table import Table
     from torch import Tensor
 
 SLOTS = 64
@@ -61,7 +60,12 @@ def slot_tensors(T: int, heads: int, width: int, slots: int, tau: float) -> tupl
 
 
 def ops(
-    quick: bool = False, threads: int | None = None, backend: str = "auto", json: bool = False, device: str = "cpu"
+    quick: bool = False,
+    threads: int | None = None,
+    backend: str = "auto",
+    json: bool = False,
+    device: str = "cpu",
+    markdown: bool = False,
 ) -> None:
     """Speed and memory of gated slot attention, beside softmax attention and the matmul rate of this machine.
 
@@ -75,21 +79,19 @@ def ops(
         backend: The engine, or "auto".
         json: Print JSON instead of tables.
         device: "cpu"; "cuda" is an NVIDIA or AMD GPU, "cuda:1" the second one.
+        markdown: Print the tables as Markdown.
     """
-    import torch
+    prepare("bench", json=json, markdown=markdown, threads=threads)
+    if device == "cpu":
+        report = measure(quick, backend, progress=not json)
+        tables = [speed_table(report)]
+    else:
+        from gsa.bench.gpu import ops as gpu_ops
+        from gsa.bench.gpu import ops_tables
 
-    if threads is not None and threads < 1:
-        raise GSAError(f"bench: threads must be at least 1, got {threads}")
-    if threads is not None:
-        torch.set_num_threads(threads)
-    if device != "cpu":
-        from gsa.bench import ops_gpu, ops_gpu_tables
-
-        report = ops_gpu.run(device, quick, backend, progress=not json)
-        print(json_module.dumps(report, indent=2)) if json else ops_gpu_tables.show(report)
-        return
-    report = measure(quick, backend, progress=not json)
-    print(json_module.dumps(report, indent=2)) if json else _show(report)
+        report = gpu_ops.run(device, quick, backend, progress=not json)
+        tables = ops_tables.tables(report)
+    show(report, tables, json=json, markdown=markdown)
 
 
 def measure(quick: bool, backend: str, progress: bool) -> dict[str, Any]:
@@ -258,43 +260,32 @@ def import_seconds() -> float:
     return min(float(run.stdout) for run in runs)
 
 
-def _show(report: dict[str, Any]) -> None:
-    from rich.console import Console
-
-    console = Console()
-    console.print(speed_table(report))
-    console.print(
-        "softmax: ms of causal softmax attention, heads of 64, same width\n"
-        "relative: time per token over that of T = 2048 and tau = 8\n"
-        f"sgemm: share of the rate of a {SGEMM} x {SGEMM} matmul, {report['sgemm_gflops']:.0f} GFLOP/s\n"
-        "peak: memory over inputs and output (and their gradients), in a process of its own\n"
-        f"{report['threads']} threads, {report['cpu']}, torch {report['torch']}, engine {report['backend']}; "
-        f"import gsa adds {report['import_seconds']:.2f} s to import torch",
-        highlight=False,
-    )
+def passes(row: dict[str, Any]) -> str:
+    """What was timed, for a column."""
+    return "fwd+bwd" if row["backward"] else "fwd"
 
 
 def speed_table(report: dict[str, Any]) -> Table:
     """The comparisons as a table."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    title = f"Gated slot attention, {SLOTS} slots, fp32, one sequence"
-    table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False, padding=(0, 0), collapse_padding=True)
-    for name in ("heads", "T", "pass", "tau", "ms", "us/token", "softmax", "speed-up", "relative", "sgemm", "peak"):
-        table.add_column(name, justify="left" if name in ("heads", "pass") else "right", no_wrap=True)
-    for row in report["rows"]:
-        table.add_row(
-            f"{row['heads']}x{row['width']}",
-            str(row["T"]),
-            "fwd+bwd" if row["backward"] else "fwd",
-            f"{row['tau']:g}",
-            f"{row['ms']:.1f}",
-            f"{row['us_per_token']:.1f}",
-            "" if row["softmax_ms"] is None else f"{row['softmax_ms']:.1f}",
-            "" if row["speedup"] is None else f"{row['speedup']:.1f}x",
-            "" if row["relative"] is None else f"{row['relative']:.2f}x",
-            "" if row["sgemm_share"] is None else f"{100 * row['sgemm_share']:.0f}%",
-            "" if row["peak_memory"] is None else f"{row['peak_memory']:.2f}x",
-        )
-    return table
+    columns = [
+        Column("heads", lambda row: f"{row['heads']}x{row['width']}", left=True),
+        Column("T", "T"),
+        Column("pass", passes, left=True),
+        Column("tau", "tau", "{:g}"),
+        Column("ms", "ms", "{:.1f}"),
+        Column("us/token", "us_per_token", "{:.1f}"),
+        Column("softmax", "softmax_ms", "{:.1f}"),
+        Column("speed-up", "speedup", "{:.1f}x"),
+        Column("relative", "relative", "{:.2f}x"),
+        Column("sgemm", "sgemm_share", "{:.0%}"),
+        Column("peak", "peak_memory", "{:.2f}x"),
+    ]
+    notes = [
+        "softmax: ms of causal softmax attention, heads of 64, same width",
+        "relative: time per token over that of T = 2048 and tau = 8",
+        f"sgemm: share of the rate of a {SGEMM} x {SGEMM} matmul, {report['sgemm_gflops']:.0f} GFLOP/s",
+        "peak: memory over inputs and output (and their gradients), in a process of its own",
+        f"{report['threads']} threads, {report['cpu']}, torch {report['torch']}, engine {report['backend']}; "
+        f"import gsa adds {report['import_seconds']:.2f} s to import torch",
+    ]
+    return Table(f"Gated slot attention, {SLOTS} slots, fp32, one sequence", columns, report["rows"], notes)

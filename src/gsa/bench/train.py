@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json as json_module
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from gsa.bench.arguments import prepare
 from gsa.errors import GSAError
+from gsa.table import Column, Table, show
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from gsa.models import LM, ModelConfig
 
 # Of 8 layers of width 512, with their heads; two of Mamba's layers stand for one of the others.
@@ -51,6 +50,7 @@ def train(
     threads: int | None = None,
     rounds: int = 3,
     json: bool = False,
+    markdown: bool = False,
 ) -> None:
     """Training steps of a language model with each mixer, beside one with softmax attention.
 
@@ -62,10 +62,9 @@ def train(
         mixers: Mixers to measure, with commas between; all by default. Attention is always among them.
         threads: Threads of torch; its own choice by default.
         rounds: How often each takes its turn, at least.
-        json: Print JSON instead of tables.
+        json: Print JSON instead of a table.
+        markdown: Print the table as Markdown.
     """
-    import torch
-
     chosen = list(MODELS) if mixers is None else list(dict.fromkeys(["attention", *mixers.split(",")]))
     for name in chosen:
         if name not in MODELS:
@@ -73,13 +72,9 @@ def train(
     numbers = [int(text) if text.strip().isdecimal() else 0 for text in lengths.split(",")]
     if min(numbers) < 2:
         raise GSAError(f"bench: lengths must be whole numbers from 2, with commas between, got {lengths!r}")
-    for name, value in (("threads", threads), ("rounds", rounds)):
-        if value is not None and value < 1:
-            raise GSAError(f"bench: {name} must be at least 1, got {value}")
-    if threads is not None:
-        torch.set_num_threads(threads)
+    prepare("bench", json=json, markdown=markdown, threads=threads, rounds=rounds)
     report = measure(numbers, chosen, rounds, progress=not json)
-    print(json_module.dumps(report, indent=2)) if json else _show(report)
+    show(report, [speed_table(report)], json=json, markdown=markdown)
 
 
 def measure(lengths: list[int], mixers: list[str], rounds: int, progress: bool) -> dict[str, Any]:
@@ -158,36 +153,20 @@ def memory_of_step(setting: dict[str, Any]) -> dict[str, int]:
     return {"peak": peak() - before}
 
 
-def _show(report: dict[str, Any]) -> None:
-    from rich.console import Console
-
-    console = Console()
-    console.print(speed_table(report))
-    console.print(
-        "a step is forward, backward and AdamW; speed-up: attention's time over this one's\n"
-        "peak: memory of model, optimiser and step, in a process of its own\n"
-        f"{report['threads']} threads, {report['cpu']}, torch {report['torch']}",
-        highlight=False,
-    )
-
-
 def speed_table(report: dict[str, Any]) -> Table:
     """The steps as a table."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(title="Training steps, one sequence, fp32", box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("mixer", no_wrap=True)
-    for name in ("T", "parameters", "s/step", "tokens/s", "speed-up", "peak"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in report["rows"]:
-        table.add_row(
-            row["mixer"],
-            str(row["T"]),
-            f"{row['parameters'] / 1e6:.1f}M",
-            f"{row['seconds']:.2f}",
-            f"{row['tokens_per_second']:.0f}",
-            f"{row['speedup']:.2f}x",
-            "" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 2**20:.0f} MB",
-        )
-    return table
+    columns = [
+        Column("mixer", "mixer", left=True),
+        Column("T", "T"),
+        Column("parameters", lambda row: row["parameters"] / 1e6, "{:.1f}M"),
+        Column("s/step", "seconds", "{:.2f}"),
+        Column("tokens/s", "tokens_per_second", "{:.0f}"),
+        Column("speed-up", "speedup", "{:.2f}x"),
+        Column("peak", lambda row: None if row["peak_bytes"] is None else row["peak_bytes"] / 2**20, "{:.0f} MB"),
+    ]
+    notes = [
+        "a step is forward, backward and AdamW; speed-up: attention's time over this one's",
+        "peak: memory of model, optimiser and step, in a process of its own",
+        f"{report['threads']} threads, {report['cpu']}, torch {report['torch']}",
+    ]
+    return Table("Training steps, one sequence, fp32", columns, report["rows"], notes)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import sys
-from typing import Any
 
 from gsa.cli.console import tell
 from gsa.errors import GSAError, memory_errors
@@ -28,65 +27,36 @@ def main(args: list[str] | None = None) -> None:
 
 
 def _run(args: list[str]) -> None:
-    """Does what the arguments ask for."""
+    """Does what the arguments ask for. The parser and the verb are imported last: help and version need neither."""
+    from gsa.cli.verbs import Group, find, help_of, load
+
+    path, entry = find(args)
+    given, command = args[len(path) :], " ".join(["gsa", *path])
+    if isinstance(entry, Group):
+        if not path and given[:1] == ["--version"]:
+            from gsa import __version__
+
+            print(f"gsa {__version__}")
+            raise SystemExit
+        if not args or given[:1] in (["-h"], ["--help"]):
+            print(help_of(entry, command), end="")
+            raise SystemExit
+        if not given:
+            raise GSAError(f"{' '.join(path)}: expected one of {', '.join(entry.verbs)}")
+
     from jsonargparse import auto_cli, set_parsing_settings
 
-    from gsa import __version__
-    from gsa.bench.accuracy import accuracy
-    from gsa.bench.decode import decode
-    from gsa.bench.demo import demo
-    from gsa.bench.kernels import kernels
-    from gsa.bench.linear import linear
-    from gsa.bench.ops import ops
-    from gsa.bench.traffic import traffic
-    from gsa.bench.train import train as bench_train
-    from gsa.cli.chat import chat
-    from gsa.cli.data import check, prepare, train_tokenizer
-    from gsa.cli.doctor import doctor
-    from gsa.cli.export import export
-    from gsa.cli.generate import generate
-    from gsa.cli.models import import_, models
     from gsa.cli.parser import Parser, dashed
-    from gsa.cli.state import save, show
-    from gsa.cli.train import options_win, run
-    from gsa.train.settings import TrainSettings
 
-    verbs: dict[str, Any] = {
-        "demo": demo,
-        "doctor": doctor,
-        "generate": generate,
-        "chat": chat,
-        "state": {"_help": "What a model remembers of a text, as a file.", "save": save, "show": show},
-        "models": models,
-        "import": import_,
-        "tokenizer": {"_help": "Tokenizers of your own.", "train": train_tokenizer},
-        "data": {"_help": "Text to tokens that training reads.", "prepare": prepare, "check": check},
-        "train": TrainSettings,
-        "export": export,
-        "kernels": kernels,
-        "bench": {
-            "_help": "Speed and memory, as ratios measured in one run.",
-            "ops": ops,
-            "traffic": traffic,
-            "accuracy": accuracy,
-            "linear": linear,
-            "decode": decode,
-            "train": bench_train,
-        },
-    }
     # Help texts are the docstrings of fields; and a file of settings makes no objects.
     set_parsing_settings(docstring_parse_attribute_docstrings=True, instantiate_subclass_spec_in_any=False)
-    given = dashed(args)
-    if given[:1] == ["train"]:
+    given = dashed(given)
+    if path == ["train"]:
+        from gsa.cli.train import options_win
+
         given = options_win(given)
-    done = auto_cli(
-        verbs,
-        args=given or ["--help"],
-        prog="gsa",
-        version=__version__,
-        description="Sequence models with slot memory.",
-        parser_class=Parser,
-        allow_abbrev=False,
-    )
-    if isinstance(done, TrainSettings):
-        run(done)
+    settings = auto_cli(load(entry), args=given, prog=command, parser_class=Parser, allow_abbrev=False)
+    if settings is not None:  # of `train`, which is no function; the others have done what they do
+        from gsa.cli.train import run
+
+        run(settings)

@@ -18,26 +18,19 @@ if TYPE_CHECKING:
 Weights = Literal["auto", "fp32", "bf16", "int8", "int4"]
 WORTH_SHOWING = 4096  # tokens; fewer are read before anyone would look
 CLOSED_PIPE = 141  # the exit code of what SIGPIPE ends
-MOST_THREADS = 1024  # far more fail in the midst of things
 # All that moves the cursor, changes the screen or turns the direction of writing, except line ends and tabs.
 _CONTROL = re.compile("\r(?!\n)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def open_model(model: str, weights: str, threads: int | None = None) -> TextEngine:
     """A model by name or folder with its tokenizer, ready to write; of a run's folder, the newest whole checkpoint."""
-    import torch
-
     from gsa.errors import GSAError
     from gsa.infer.text import TextEngine
+    from gsa.threads import use_threads
 
     if not model:
         raise GSAError("model must be a name or a folder, got ''")
-    if threads is not None:
-        if threads < 1:
-            raise GSAError(f"threads must be at least 1, got {threads}")
-        if threads > MOST_THREADS:
-            raise GSAError(f"threads must be at most {MOST_THREADS}, got {threads}")
-        torch.set_num_threads(threads)
+    use_threads(threads)
     return TextEngine.load(_checkpoint(model), weights)
 
 

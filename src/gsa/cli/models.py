@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import json as json_module
 from typing import Any
+
+from gsa.table import Column, Table, show
 
 
 def models(json: bool = False) -> None:
@@ -16,7 +17,7 @@ def models(json: bool = False) -> None:
         json: Print JSON instead of a table.
     """
     rows = [describe(name) for name in _names()]
-    print(json_module.dumps(rows, indent=2)) if json else _show(rows)
+    show(rows, [_table(rows)], json=json)
 
 
 def import_(path: str, out: str) -> None:
@@ -67,26 +68,15 @@ def describe(name: str) -> dict[str, Any]:
     }
 
 
-def _show(rows: list[dict[str, Any]]) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 0), collapse_padding=True)
-    table.add_column("preset", no_wrap=True)
-    for name in ("parameters", "width", "layers", "heads", "vocab", "state", "state/(L d)"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in rows:
-        state = "grows" if row["state"] is None else f"{row['state'] / 1e6:.2f}M"
-        ratio = "" if row["state"] is None else f"{row['state_over_width']:g}"
-        table.add_row(
-            row["name"],
-            f"{row['parameters'] / 1e6:.1f}M",
-            str(row["width"]),
-            str(row["layers"]),
-            str(row["heads"] or ""),
-            str(row["vocabulary"]),
-            state,
-            ratio,
-        )
-    Console().print(table)
+def _table(rows: list[dict[str, Any]]) -> Table:
+    columns = [
+        Column("preset", "name", left=True),
+        Column("parameters", lambda row: row["parameters"] / 1e6, "{:.1f}M"),
+        Column("width", "width"),
+        Column("layers", "layers"),
+        Column("heads", "heads"),
+        Column("vocab", "vocabulary"),
+        Column("state", lambda row: "grows" if row["state"] is None else f"{row['state'] / 1e6:.2f}M"),
+        Column("state/(L d)", "state_over_width", "{:g}"),
+    ]
+    return Table("Presets", columns, rows)

@@ -7,8 +7,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.runtime import interpreter
 
-from gsa.bench import counting as module
-from gsa.bench.counting import Work, counting, saved_for_backward, slot_inputs
+from gsa.bench.gpu import counting as module
+from gsa.bench.gpu.counting import Work, counting, saved_for_backward, slot_inputs
 
 
 @triton.jit

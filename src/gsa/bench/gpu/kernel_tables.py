@@ -3,65 +3,69 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
-if TYPE_CHECKING:
-    from rich.table import Table
+from gsa.table import Column, Table
 
 Rows = list[dict[str, Any]]
 
 NAMES = {"gsa": "gsa", "fla": "flash-linear-attention"}
 TRAINING = {"gsa": ("gsa forward", "gsa backward"), "fla": ("chunk_gsa",)}
 """The operations that do the same."""
-FIGURES = ("registers", "spilled", "shared", "code", "matrix")
 
 
-def show(report: dict[str, Any]) -> None:
-    """Prints the tables, and beneath each what is wrong."""
-    from rich.console import Console
-
-    console = Console()
+def tables(report: dict[str, Any]) -> list[Table]:
+    """Of each library, target and dtype the kernels, and beneath them what is wrong; then both libraries together."""
     groups: dict[tuple[str, ...], Rows] = {}
     for row in report["rows"]:
         groups.setdefault((row["of"], row["target"], row["dtype"]), []).append(row)
-    for (of, target, dtype), rows in groups.items():
-        console.print(kernel_table(f"Kernels of {NAMES[of]} for {target}, {dtype}", rows))
-        for fault in (fault for row in rows for fault in row["faults"]):
-            console.print(fault, highlight=False, soft_wrap=True)
+    found = [
+        kernel_table(f"Kernels of {NAMES[of]} for {target}, {dtype}", rows)
+        for (of, target, dtype), rows in groups.items()
+    ]
     if any(of == "fla" for of, _, _ in groups):
-        console.print(comparison(report["rows"]))
-        print(
-            "flash-linear-attention times many settings on the GPU. Taken here are the first, in its order,\n"
-            "that neither spill nor need too much shared memory, or else those that spill least."
-        )
+        found.append(comparison(report["rows"]))
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
-    print(
+    explained = (
         "Registers of a thread, bytes it spills, KiB of shared memory of a program, KiB of code, matrix instructions\n"
         "(fma: products without). "
         f"The largest over all sizes and uses. Compiled, not run; {versions}."
     )
+    *others, last = found
+    return [*others, replace(last, notes=[*last.notes, explained])]
 
 
 def kernel_table(title: str, rows: Rows) -> Table:
     """A line for each kernel: the largest figures over all sizes."""
-    table = _table(title, ("kernel",), ("n", *FIGURES))
+    lines = []
     for kernel in sorted({row["kernel"] for row in rows}):
         group = [row for row in rows if row["kernel"] == kernel]
-        table.add_row(kernel, str(len(group)), *_cells(group, max))
-    return table
+        lines.append([kernel, str(len(group)), *_cells(group, max)])
+    return Table(title, _columns("kernel"), lines, [fault for row in rows for fault in row["faults"]])
 
 
 def comparison(rows: Rows) -> Table:
     """Two lines for each target, dtype and size: ours for training, and theirs; spills and code of all kernels."""
-    table = _table("Gated slot attention, forward and backward", ("width, slots", "of"), ("n", *FIGURES))
+    lines = []
     sizes = dict.fromkeys(use.split(", ", 1)[1] for row in rows if row["of"] == "fla" for use in row["uses"])
     for size in sizes:
         for of, operations in TRAINING.items():
             wanted = {f"{operation}, {size}" for operation in operations}
             group = [row for row in rows if row["of"] == of and wanted & set(row["uses"])]
             short = size.replace("width ", "").replace(" slots", "").replace(",", "")
-            table.add_row(short, of, str(len(group)), *_cells(group, sum))
-    return table
+            lines.append([short, of, str(len(group)), *_cells(group, sum)])
+    note = (
+        "flash-linear-attention times many settings on the GPU. Taken here are the first, in its order,\n"
+        "that neither spill nor need too much shared memory, or else those that spill least."
+    )
+    return Table("Gated slot attention, forward and backward", _columns("width, slots", "of"), lines, [note])
+
+
+def _columns(*names: str) -> list[Column]:
+    """What a line is about, and its figures."""
+    headers = (*names, "n", "registers", "spilled", "shared", "code", "matrix")
+    return [Column(header, place, left=header in (*names, "matrix")) for place, header in enumerate(headers)]
 
 
 def _cells(group: Rows, over: Callable[[Iterable[int]], int]) -> list[str]:
@@ -78,15 +82,3 @@ def _cells(group: Rows, over: Callable[[Iterable[int]], int]) -> list[str]:
         f"{over(x['code_bytes'] for x in figures) / 1024:.0f}",
         ", ".join([*kinds, *([f"{lacking} fma"] if lacking else [])]) or "-",
     ]
-
-
-def _table(title: str, names: tuple[str, ...], numbers: tuple[str, ...]) -> Table:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for name in names:
-        table.add_column(name, overflow="fold", no_wrap=name != "kernel")  # which may be long
-    for name in numbers:
-        table.add_column(name, justify="left" if name == FIGURES[-1] else "right", no_wrap=True)
-    return table

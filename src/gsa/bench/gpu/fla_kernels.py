@@ -20,7 +20,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from gsa.bench.launches import BATCH, DTYPES, LENGTH, Case
+from gsa.bench.gpu.launches import BATCH, DTYPES, LENGTH, Case
 from gsa.errors import GSAError
 from gsa.ops.triton.ahead_of_time import Figures, Source, compiled, source, triton_target
 from gsa.ops.triton.launch import Launch, Target

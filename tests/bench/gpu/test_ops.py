@@ -11,13 +11,16 @@ from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
 
-from gsa.bench import gpu, memory, ops, ops_gpu, ops_gpu_tables
+from gsa.bench import memory, ops
+from gsa.bench.gpu import device as gpu_device
+from gsa.bench.gpu import ops as gpu_ops
+from gsa.bench.gpu import ops_tables
 from gsa.bench.timing import gpu_clock, race
 from gsa.errors import GSAError
 from gsa.ops import SlotState, gated_slot_attention
 from tests.cli.running import run
+from tests.tables import printed
 
 CPU = torch.device("cpu")
 
@@ -123,7 +126,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         "DECODED": (1, 3),
         "CACHED": 5,
     }.items():
-        monkeypatch.setattr(ops_gpu, name, value)
+        monkeypatch.setattr(gpu_ops, name, value)
 
 
 def test_a_clock_that_waits_for_the_gpu(cuda: SimpleNamespace) -> None:
@@ -155,7 +158,7 @@ def test_peak_memory_is_what_a_call_takes(cuda: SimpleNamespace) -> None:
 @pytest.mark.parametrize("quick", [False, True])
 def test_report(cuda: SimpleNamespace, fla: list[str], quick: bool) -> None:
     ticks: list[str] = []
-    report = ops_gpu.measure(CPU, quick, "auto", ticks.append)
+    report = gpu_ops.measure(CPU, quick, "auto", ticks.append)
     sizes = [(row["heads"], row["width"], row["B"], row["T"], row["backward"]) for row in report["rows"]]
     expected = [(1, 128, 2, 16)] if quick else [(1, 128, 2, 16), (1, 128, 1, 32), (2, 64, 2, 16), (2, 64, 1, 32)]
     assert sizes == [(*size, backward) for size in expected for backward in (False, True)]
@@ -174,39 +177,31 @@ def test_report(cuda: SimpleNamespace, fla: list[str], quick: bool) -> None:
     assert report["notes"] == []
     assert set(fla) == {"chunk_gsa", "fused_recurrent_gsa"}
     assert json.loads(json.dumps(report)) == report
-    ops_gpu_tables.show(report)
+    printed(*ops_tables.tables(report))
 
 
 @pytest.mark.usefixtures("small", "cuda")
-def test_tables(fla: list[str], capsys: pytest.CaptureFixture) -> None:
-    report = ops_gpu.measure(CPU, True, "auto", lambda what: None)
-    text = Console(width=100, record=True)
-    text.print(ops_gpu_tables.speed_table(report))
-    text.print(ops_gpu_tables.decode_table(report))
-    shown = text.export_text()
+def test_tables(fla: list[str]) -> None:
+    report = gpu_ops.measure(CPU, True, "auto", lambda what: None)
+    shown = printed(*ops_tables.tables(report | {"notes": ["fla, [here]: no"]}))
     assert "2x16" in shown
     assert "fwd+bwd" in shown
-    assert "…" not in shown
-    capsys.readouterr()
-    ops_gpu_tables.show(report | {"notes": ["fla, [here]: no"]})
-    printed = capsys.readouterr().out
-    assert "Imaginary 9000 (132 processors, 80 GiB)" in printed
-    assert "left out: fla, [here]: no" in printed
-    ops_gpu_tables.show(report | {"fla": None, "hip": "7.0"})
-    printed = capsys.readouterr().out
-    assert "HIP 7.0" in printed
-    assert "flash-linear-attention is not installed" in printed
+    assert "Imaginary 9000 (132 processors, 80 GiB)" in shown
+    assert "left out: fla, [here]: no" in shown
+    shown = printed(*ops_tables.tables(report | {"fla": None, "hip": "7.0"}))
+    assert "HIP 7.0" in shown
+    assert "flash-linear-attention is not installed" in shown
 
 
 @pytest.mark.usefixtures("small", "cuda")
 def test_without_flash_linear_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert gpu.installed("no-such-package") is None
-    monkeypatch.setattr(gpu, "installed", lambda package: None)
-    assert gpu.fla() is None
-    report = ops_gpu.measure(CPU, True, "auto", lambda what: None)
+    assert gpu_device.installed("no-such-package") is None
+    monkeypatch.setattr(gpu_device, "installed", lambda package: None)
+    assert gpu_device.fla() is None
+    report = gpu_ops.measure(CPU, True, "auto", lambda what: None)
     assert {row["fla_ms"] for row in report["rows"]} == {None}
     assert {row["fla_us"] for row in report["decode"]} == {None}
-    ops_gpu_tables.show(report)
+    printed(*ops_tables.tables(report))
 
 
 @pytest.mark.usefixtures("small", "cuda")
@@ -215,12 +210,12 @@ def test_a_rival_that_fails_is_left_out_and_named(monkeypatch: pytest.MonkeyPatc
         raise RuntimeError("no such instruction\nand much more")
 
     monkeypatch.setattr("fla.ops.gsa.chunk_gsa", broken)
-    report = ops_gpu.measure(CPU, True, "auto", lambda what: None)
+    report = gpu_ops.measure(CPU, True, "auto", lambda what: None)
     assert report["rows"][0]["fla_ms"] is None
     assert report["rows"][0]["fla_mib"] is None
     assert report["decode"][0]["fla_us"] > 0
     assert report["notes"][0] == "fla, 2 x 16, forward: RuntimeError: no such instruction"
-    ops_gpu_tables.show(report)
+    printed(*ops_tables.tables(report))
 
 
 @pytest.mark.usefixtures("cuda")
@@ -229,30 +224,30 @@ def test_ours_may_lack_memory_and_nothing_else() -> None:
         raise torch.OutOfMemoryError
 
     notes: list[str] = []
-    assert list(ops_gpu.runnable({"slots": full, "softmax": lambda: None}, "1 x 2", notes)) == ["softmax"]
+    assert list(gpu_ops.runnable({"slots": full, "softmax": lambda: None}, "1 x 2", notes)) == ["softmax"]
     assert notes == ["slots, 1 x 2: out of memory"]
 
     def broken() -> None:
         raise RuntimeError("wrong")
 
     with pytest.raises(RuntimeError, match="wrong"):
-        ops_gpu.runnable({"slots": broken}, "1 x 2", notes)
+        gpu_ops.runnable({"slots": broken}, "1 x 2", notes)
 
 
 @pytest.mark.usefixtures("small", "cuda")
 def test_a_row_of_what_lacked_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """The row is there, and empty."""
-    monkeypatch.setattr(ops_gpu, "runnable", lambda entrants, where, notes: {"softmax": entrants["softmax"]})
-    report = ops_gpu.measure(CPU, True, "auto", lambda what: None)
+    monkeypatch.setattr(gpu_ops, "runnable", lambda entrants, where, notes: {"softmax": entrants["softmax"]})
+    report = gpu_ops.measure(CPU, True, "auto", lambda what: None)
     assert report["rows"][0]["ms"] is report["rows"][0]["tokens_per_second"] is report["decode"][0]["us"] is None
-    ops_gpu_tables.show(report)
+    printed(*ops_tables.tables(report))
 
 
 def test_which_gpu(cuda: SimpleNamespace) -> None:
-    assert gpu.found("cuda") == torch.device("cuda:1")
-    assert gpu.found("cuda:0") == torch.device("cuda:0")
+    assert gpu_device.found("cuda") == torch.device("cuda:1")
+    assert gpu_device.found("cuda:0") == torch.device("cuda:0")
     with pytest.raises(GSAError, match="--device cuda:2: there are 2 GPUs, counted from 0"):
-        gpu.found("cuda:2")
+        gpu_device.found("cuda:2")
 
 
 @pytest.mark.parametrize("name", ["meta", "gpu", "cuda:first"])
@@ -271,7 +266,7 @@ def test_no_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) 
 @pytest.mark.usefixtures("small", "cuda")
 def test_the_command(monkeypatch: pytest.MonkeyPatch, fla: list[str], capsys: pytest.CaptureFixture) -> None:
     """With JSON, nothing else is printed."""
-    monkeypatch.setattr(gpu, "found", lambda name: {"cuda:1": CPU}[name])
+    monkeypatch.setattr(gpu_device, "found", lambda name: {"cuda:1": CPU}[name])
     ops.ops(quick=True, device="cuda:1", json=True)
     assert json.loads(capsys.readouterr().out)["gpu"] == "Imaginary 9000"
     ops.ops(quick=True, device="cuda:1")

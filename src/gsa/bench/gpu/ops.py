@@ -81,7 +81,7 @@ def run(name: str, quick: bool, backend: str, progress: bool) -> dict[str, Any]:
     """All numbers of the benchmark, on the GPU of this name."""
     from rich.console import Console
 
-    from gsa.bench.gpu import found
+    from gsa.bench.gpu.device import found
 
     device = found(name)
     with Console(stderr=True, quiet=not progress).status("measuring") as status:
@@ -92,7 +92,7 @@ def measure(device: torch.device, quick: bool, backend: str, tick: Callable[[str
     """All numbers of the benchmark."""
     import torch
 
-    from gsa.bench.gpu import description
+    from gsa.bench.gpu.device import description
 
     wide = [Entry(B, T, *HEADS[0], back) for B, T in (BATCHES[:1] if quick else BATCHES) for back in (False, True)]
     narrow = [
@@ -160,7 +160,7 @@ def entrants(entry: Entry, device: torch.device, backend: str) -> dict[str, Run]
     """Ours; softmax attention; flash-linear-attention if it is installed. Gates are in the dtype layers pass on."""
     import torch
 
-    from gsa.bench.gpu import fla
+    from gsa.bench.gpu.device import fla
     from gsa.ops import gated_slot_attention
 
     q, k, v, g = tensors((entry.B, entry.T, entry.heads), entry.width, device)
@@ -228,7 +228,7 @@ def tokens_of(B: int, heads: int, width: int, device: torch.device, backend: str
     """What decodes `STEPS` tokens, by name."""
     import torch
 
-    from gsa.bench.gpu import fla
+    from gsa.bench.gpu.device import fla
     from gsa.ops import SlotState, gated_slot_attention_step, use_backend
 
     q, k, v, g = tensors((B, heads), width, device)

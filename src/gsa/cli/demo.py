@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from rich.console import Console
 
-    from gsa.bench.chart import Series
+    from gsa.chart import Series
     from gsa.infer import Engine, State
     from gsa.infer.text import TextEngine
 
@@ -103,21 +103,17 @@ def _read(console: Console, engine: TextEngine, ids: NDArray[np.int64], path: Pa
 
 def _cost(console: Console, engine: TextEngine, ids: NDArray[np.int64], folder: Path) -> None:
     """Time per token and bytes of memory against the position, here and with a KV cache."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    from gsa.bench.chart import bars, save_lines
+    from gsa.chart import bars, save_lines
+    from gsa.table import Column, Table
 
     console.print("[bold]3. What a token costs[/]: milliseconds, against its position")
     with console.status("") as status:
         times, memory = _measured(engine.engine, ids, status.update)
     console.print(bars(times, "position", "ms a token"))
-    table = Table(title="\nMemory of one sequence, in bytes", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for name in ("position", GSA, LLAMA):
-        table.add_column(name, justify="right")
-    for position, constant in memory[GSA].items():
-        table.add_row(f"{position:,}", f"{constant:,.0f}", f"{memory[LLAMA][position]:,.0f}")
-    console.print(table)
+    columns = [Column(name, place, "{:,.0f}") for place, name in enumerate(("position", GSA, LLAMA))]
+    rows = [(position, constant, memory[LLAMA][position]) for position, constant in memory[GSA].items()]
+    console.print()
+    Table("Memory of one sequence, in bytes", columns, rows).print(console)
     charts = {"time_per_token.png": (times, "ms a token"), "memory.png": (memory, "bytes of state, or cache")}
     for name, (series, label) in charts.items():
         with _written_to(folder):

@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 from gsa.errors import GSAError
-
-if TYPE_CHECKING:
-    from rich.table import Table as RichTable
+from gsa.table import Table, text_columns
 
 BEGIN, END = "<!-- traffic: written by gsa bench traffic -->", "<!-- end of traffic -->"
 NAMES = {"ours": "ours", "fla": "FLA"}
 PARTS = {"forward": "forward", "both": "forward + backward"}
-
-
-class Table(NamedTuple):
-    """Text alone: the first column names the row, the others are numbers."""
-
-    title: str
-    columns: list[str]
-    rows: list[list[str]]
 
 
 def tables(report: dict[str, Any]) -> Iterator[Table]:
@@ -61,7 +51,9 @@ def traffic_table(report: dict[str, Any]) -> Table:
         models = [found[name]["model"][part] for part in PARTS for name in who]
         per = _tokens(report, label)
         rows.append([label, *(f"{m['once'] / per:,.0f} ({m['asked'] / per:,.0f})" for m in models)])
-    return Table("Bytes moved per token and head (in brackets: asked for by programs)", ["", *columns], rows)
+    return Table(
+        "Bytes moved per token and head (in brackets: asked for by programs)", text_columns("", *columns), rows
+    )
 
 
 def saved_table(report: dict[str, Any]) -> Table:
@@ -73,7 +65,7 @@ def saved_table(report: dict[str, Any]) -> Table:
         saved = [f"{found[name]['saved'][kind] / per:,.0f}" for kind in ("inputs", "extra") for name in who]
         rows.append([label, *saved])
     columns = [f"{kind}: {NAMES[name]}" for kind in ("inputs", "beside them") for name in who]
-    return Table("Bytes saved for backward per token and head", ["", *columns], rows)
+    return Table("Bytes saved for backward per token and head", text_columns("", *columns), rows)
 
 
 def model_table(report: dict[str, Any], part: str) -> Table:
@@ -94,12 +86,14 @@ def model_table(report: dict[str, Any], part: str) -> Table:
             )
     columns = ["flops per byte", "ms", "ms, uncached", "of bandwidth", "of matrix units"]
     return Table(
-        f"Model of one layer's operator, {PARTS[part]}: the least time, and shares of the limits", ["", *columns], rows
+        f"Model of one layer's operator, {PARTS[part]}: the least time, and shares of the limits",
+        text_columns("", *columns),
+        rows,
     )
 
 
 def kernel_table(report: dict[str, Any], who: str, part: str) -> Table:
-    """Kernel by kernel, at the first size of the first machine."""
+    """Kernel by kernel, at the first size of the first machine; what comes to nothing per token has no line."""
     label, found = next(_rows(report))
     processors = next(iter(report["machines"].values()))["processors"]
     per, rows = _tokens(report, label), []
@@ -108,30 +102,11 @@ def kernel_table(report: dict[str, Any], who: str, part: str) -> Table:
         flops = [sum(work["products"].values()) / 1e3, work["flops"] / 1e3]
         rounds = f"{work['programs'] / processors:,.1f}" if work["programs"] else ""
         cells = [*(f"{n / per:,.0f}" for n in bytes_), *(f"{n / per:,.1f}" for n in flops)]
-        rows.append([work["name"], rounds, *cells])
+        if any(cell.strip("0.") for cell in cells):
+            rows.append([work["name"], rounds, *cells])
     columns = ["rounds", "read", "written", "asked for", "matrix kflops", "other kflops"]
     title = f"{part.capitalize()} kernel by kernel, {NAMES[who]}, per token and head ({label})"
-    return Table(title, ["", *columns], rows)
-
-
-def as_rich(table: Table) -> RichTable:
-    """For the terminal."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table as RichTable
-
-    shown = RichTable(title=table.title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    shown.add_column(table.columns[0], overflow="fold")
-    for name in table.columns[1:]:
-        shown.add_column(name, justify="right")
-    for row in table.rows:
-        shown.add_row(*row)
-    return shown
-
-
-def as_markdown(table: Table) -> str:
-    """For the documentation."""
-    lines = [table.columns, ["---", *["---:"] * (len(table.columns) - 1)], *table.rows]
-    return f"**{table.title}**\n\n" + "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return Table(title, text_columns("", *columns), rows)
 
 
 def written_into(text: str, content: list[str]) -> str:

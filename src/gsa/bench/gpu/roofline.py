@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from gsa.bench.counting import Work
+from gsa.bench.gpu.counting import Work
 from gsa.ops.triton.launch import TARGETS
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_module
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -11,19 +10,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
+from gsa.bench.arguments import prepare
 from gsa.errors import GSAError
+from gsa.table import show
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gsa.bench.counting import Counted, Saved
+    from gsa.bench.gpu.counting import Counted, Saved
+    from gsa.ops.calls import SlotCall
     from gsa.ops.triton.launch import Launch, Target
 
 HEADS, WIDTH, SLOTS = 4, 512, 64  # of the paper's model with 1.3 billion parameters
 SIZES = ((8, 2048), (4, 4096), (2, 8192), (1, 16384))  # sequences and their tokens
 
 
-def traffic(json: bool = False, page: Path | None = None) -> None:
+def traffic(json: bool = False, page: Path | None = None, markdown: bool = False) -> None:
     """Bytes that the GPU kernels move per token, beside flash-linear-attention's, and a model of the time they take.
 
     The kernels run in Triton's interpreter on short sequences, with their loads, stores and products counted; what is
@@ -32,24 +34,19 @@ def traffic(json: bool = False, page: Path | None = None) -> None:
     Args:
         json: Print JSON instead of tables.
         page: A document; the tables between its markers are written anew.
+        markdown: Print the tables as Markdown.
     """
-    from rich.console import Console
+    from gsa.bench.gpu.traffic_tables import tables, written_into
 
-    from gsa.bench.traffic_tables import as_markdown, as_rich, tables, written_into
-
+    prepare("bench", json=json, markdown=markdown)
     if page is not None and not page.is_file():
         raise GSAError(f"bench: there is no document {page}")
     if page is not None:
         written_into(page.read_text(), [])  # it has its markers: known before minutes have passed
     report = measure(progress=not json)
     if page is not None:
-        page.write_text(written_into(page.read_text(), [as_markdown(table) for table in tables(report)]))
-    if json:
-        print(json_module.dumps(report, indent=2))
-        return
-    console = Console()
-    for table in tables(report):
-        console.print(as_rich(table))
+        page.write_text(written_into(page.read_text(), [table.markdown() for table in tables(report)]))
+    show(report, tables(report), json=json, markdown=markdown)
 
 
 def measure(progress: bool) -> dict[str, Any]:
@@ -58,8 +55,8 @@ def measure(progress: bool) -> dict[str, Any]:
 
     if find_spec("triton") is None:
         raise GSAError("bench: counting needs Triton (pip install triton)")
+    from gsa.bench.gpu.roofline import MACHINES
     from gsa.bench.memory import measured_alone
-    from gsa.bench.roofline import MACHINES
 
     contenders = ["ours", *(["fla"] if find_spec("fla") is not None else [])]
     jobs = [{"who": who, "target": machine.target} for machine in MACHINES for who in contenders]
@@ -68,14 +65,14 @@ def measure(progress: bool) -> dict[str, Any]:
         patch.dict(os.environ, TRITON_INTERPRET="1"),
         ThreadPoolExecutor(os.cpu_count()) as pool,
     ):
-        found = list(pool.map(lambda job: measured_alone("gsa.bench.traffic:count", job), jobs))
+        found = list(pool.map(lambda job: measured_alone("gsa.bench.gpu.traffic:count", job), jobs))
     return report_of({(job["who"], job["target"]): counts for job, counts in zip(jobs, found, strict=True)})
 
 
 def report_of(counted: dict[tuple[str, str], dict[str, Any]]) -> dict[str, Any]:
     """The report, from what `count` found by contender and target."""
-    from gsa.bench.counting import Work
-    from gsa.bench.roofline import MACHINES, model
+    from gsa.bench.gpu.counting import Work
+    from gsa.bench.gpu.roofline import MACHINES, model
 
     machines: dict[str, Any] = {}
     for machine in MACHINES:
@@ -93,8 +90,8 @@ def report_of(counted: dict[tuple[str, str], dict[str, Any]]) -> dict[str, Any]:
 
 def count(setting: dict[str, Any]) -> dict[str, Any]:
     """What one contender does on a target at every size. Runs in a process of its own, in Triton's interpreter."""
-    from gsa.bench.counting import Saved
-    from gsa.bench.fla_traffic import CHUNK, count_fla
+    from gsa.bench.gpu.counting import Saved
+    from gsa.bench.gpu.fla_traffic import CHUNK, count_fla
     from gsa.ops.triton.launch import TARGETS
 
     target = TARGETS[setting["target"]]
@@ -116,8 +113,8 @@ def size_name(B: int, T: int) -> str:
 
 def _extrapolated(counts: dict[tuple[int, int], Counted], segments: int, chunks: int, B: int, saved: Saved) -> Counted:
     """What all heads of B sequences do."""
-    from gsa.bench.counting import Counted
-    from gsa.bench.roofline import extrapolated
+    from gsa.bench.gpu.counting import Counted
+    from gsa.bench.gpu.roofline import extrapolated
 
     forward = extrapolated({at: c.forward for at, c in counts.items()}, segments, chunks, B * HEADS)
     backward = extrapolated({at: c.backward for at, c in counts.items()}, segments, chunks, B * HEADS)
@@ -157,7 +154,7 @@ def _counted(target: Target, segments: int, chunks: int) -> Counted:
     """One head of one sequence of so many segments with so many chunks each, tiled as on the target."""
     import torch
 
-    from gsa.bench.counting import Counted, Saved, counting, slot_inputs
+    from gsa.bench.gpu.counting import Counted, Saved, counting, slot_inputs
     from gsa.ops.triton import plan
     from gsa.ops.triton.launch import pretending
 
@@ -178,7 +175,7 @@ def _launched(target: Target, B: int, T: int) -> tuple[list[Launch], Saved]:
     """What is launched at full size, and saved between forward and backward."""
     import torch
 
-    from gsa.bench.counting import saved_for_backward
+    from gsa.bench.gpu.counting import saved_for_backward
     from gsa.ops.triton.engine import gated_slot_attention
     from gsa.ops.triton.launch import pretending, recording
 
@@ -187,23 +184,26 @@ def _launched(target: Target, B: int, T: int) -> tuple[list[Launch], Saved]:
         _backward(inputs, torch.empty_like(inputs[2]), _forward(inputs))
     for x in inputs:
         x.requires_grad_()
-    options: dict[str, Any] = {"scale": 1.0, "readout": "softmax", "initial_state": None, "cu_seqlens": None}
     with pretending(target), saved_for_backward(inputs) as saved:
-        gated_slot_attention(*inputs, None, **options)
+        gated_slot_attention(_call(inputs))
     return launched, saved
 
 
-def _forward(inputs: tuple[Tensor, ...]) -> tuple[Any, ...]:
+def _call(inputs: tuple[Tensor, ...]) -> SlotCall:
+    from gsa.ops.calls import SlotCall
+
+    q, k, v, g = inputs
+    return SlotCall(q, k, v, g, None, None, None, None, 1.0, "softmax", "marks")
+
+
+def _forward(inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """What forward leaves for backward."""
-    from gsa.ops.triton.kernels import gsa_forward
+    from gsa.ops.triton.slot_attention import forward
 
-    q, k, v, g = inputs
-    return gsa_forward(q, k, v, g, None, None, None, None, 1.0, "softmax", "marks")[3:]
+    return forward(_call(inputs))[1]
 
 
-def _backward(inputs: tuple[Tensor, ...], do: Tensor, left: tuple[Any, ...]) -> None:
-    from gsa.ops.triton.kernels import gsa_backward
+def _backward(inputs: tuple[Tensor, ...], do: Tensor, left: tuple[Tensor, ...]) -> None:
+    from gsa.ops.triton.slot_attention import backward
 
-    q, k, v, g = inputs
-    slots, kept_k, kept_v = left
-    gsa_backward(do, None, None, q, k, v, g, None, None, None, None, slots, kept_k, kept_v, 1.0, "softmax", "marks")
+    backward(_call(inputs), left, (do, None, None))

@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from gsa.ops.triton.launch import TARGETS
-
-from ..ops import ahead_cases
-from .running import run
+from tests.cli.running import run
+from tests.ops import ahead_cases
 
 
 def test_quick(capsys: pytest.CaptureFixture) -> None:
@@ -39,7 +38,7 @@ def test_quick(capsys: pytest.CaptureFixture) -> None:
 def test_faults_are_the_end(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of kernels that go wrong, each in its way, in place of the engine's."""
     names = ("good", "spills", "too large", "fma", "broken")
-    monkeypatch.setattr("gsa.bench.launches.sources", partial(ahead_cases.listed, names))
+    monkeypatch.setattr("gsa.bench.gpu.launches.sources", partial(ahead_cases.listed, names))
     code, out, err = run(capsys, "kernels", "--quick", "--jobs", "1")
     assert code == 2
     assert "Kernels of gsa for sm_90, bf16" in out
@@ -58,14 +57,14 @@ def test_faults_are_the_end(capsys: pytest.CaptureFixture, monkeypatch: pytest.M
 
 
 def test_without_faults_all_is_well(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gsa.bench.launches.sources", partial(ahead_cases.listed, ("good", "no product")))
+    monkeypatch.setattr("gsa.bench.gpu.launches.sources", partial(ahead_cases.listed, ("good", "no product")))
     code, out, err = run(capsys, "kernels", "--quick", "--jobs", "1", "--target", "gfx942")
     assert (code, err) == (0, "")
     assert "v_mfma" in out
 
 
 def test_without_triton(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gsa.bench.kernels.find_spec", lambda name: None)
+    monkeypatch.setattr("gsa.bench.gpu.kernels.find_spec", lambda name: None)
     assert run(capsys, "kernels") == (2, "", "gsa: kernels: Triton is not installed (pip install triton)\n")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gsa.ops.triton.launch import Target
 
@@ -62,9 +62,10 @@ def _operations(case: Case) -> dict[str, Operation]:
     """What to do, by name."""
     import torch
 
-    from gsa.ops.state import SlotState, compute_dtype
-    from gsa.ops.triton.kernels import gla_backward, gla_forward, gsa_backward, gsa_forward
-    from gsa.ops.triton.step import gsa_step
+    from gsa.ops.calls import LinearCall, SlotCall, StepCall
+    from gsa.ops.state import compute_dtype
+    from gsa.ops.triton import linear_attention, slot_attention
+    from gsa.ops.triton.step import step
 
     B, T, H, W, M = BATCH, LENGTH, case.heads, case.width, case.slots
     dtype: torch.dtype = getattr(torch, DTYPES[case.dtype])
@@ -79,49 +80,49 @@ def _operations(case: Case) -> dict[str, Operation]:
     # The same tokens as sequences that lie end to end.
     packed, ends = [t.reshape(1, B * T, *t.shape[2:]) for t in (x, g, s, decays)], made(B + 1, dtype=torch.int64)
 
-    def slots_backward(forget: Callable[[], None]) -> None:
-        *_, slots, kept_k, kept_v = gsa_forward(x, x, x, g, None, None, None, None, 1.0, "softmax", "marks")
-        forget()
-        assert slots is not None
-        kept = (slots, kept_k, kept_v)
-        gsa_backward(x, None, None, x, x, x, g, None, None, None, None, *kept, 1.0, "softmax", "marks")
+    def both(kernels: Any, call: Any, *dfinals: Tensor) -> Operation:
+        """Forward and backward, with gradients of final states if these are given."""
 
-    def slots_packed(forget: Callable[[], None]) -> None:
-        x, g, s = packed[:3]
-        *_, slots, kept_k, kept_v = gsa_forward(x, x, x, g, s, *memories, ends, 1.0, "softmax", "states")
-        assert slots is not None
-        kept = (slots, kept_k, kept_v)
-        gsa_backward(x, *memories, x, x, x, g, s, *memories, ends, *kept, 1.0, "softmax", "states")
+        def run(forget: Callable[[], None]) -> None:
+            results, saved = kernels.forward(call)
+            missing = (None,) * (len(results) - 1)
+            kernels.backward(call, saved, (call.q, *(dfinals or missing)))
+
+        return run
+
+    def slots(save: str, *begin: Tensor) -> SlotCall:
+        initial_k, initial_v = begin or (None, None)
+        return SlotCall(x, x, x, g, None, initial_k, initial_v, None, 1.0, "softmax", save)
+
+    def slots_backward(forget: Callable[[], None]) -> None:
+        call = slots("marks")
+        _, saved = slot_attention.forward(call)
+        forget()
+        slot_attention.backward(call, saved, (x, None, None))
 
     def linear(gk: Tensor | None, gv: Tensor | None) -> Operation:
-        def both(forget: Callable[[], None]) -> None:
-            *_, kept = gla_forward(x, x, x, gk, gv, None, None, 1.0, "marks")
-            gla_backward(x, None, x, x, x, gk, gv, None, None, kept, 1.0, "marks")
+        return both(linear_attention, LinearCall(x, x, x, gk, gv, None, None, 1.0, "marks"))
 
-        return both
-
-    def linear_packed(forget: Callable[[], None]) -> None:
-        x, decays = packed[0], packed[3]
-        *_, kept = gla_forward(x, x, x, decays, None, state, ends, 1.0, "states")
-        gla_backward(x, state, x, x, x, decays, None, state, ends, kept, 1.0, "states")
-
-    def step(forget: Callable[[], None]) -> None:
+    def one_step(forget: Callable[[], None]) -> None:
         q, gate = made(B, H, W), made(B, H, M, dtype=carried)
-        gsa_step(q, q, q, gate, None, SlotState(*memories), SlotState(*memories), 1.0, "softmax")
+        step(StepCall(q, q, q, gate, None, *memories, 1.0, "softmax"), inplace=True)
 
     usual: dict[str, Operation] = {
-        "gsa forward": lambda forget: gsa_forward(x, x, x, g, None, None, None, None, 1.0, "softmax", "marks"),
+        "gsa forward": lambda forget: slot_attention.forward(slots("marks")),
         "gsa backward": slots_backward,
         "gla": linear(decays, None),
-        "step": step,
+        "step": one_step,
     }
     if not case.thorough:
         return usual
+    px, pg, ps, pdecays = packed
+    packed_slots = SlotCall(px, px, px, pg, ps, *memories, ends, 1.0, "softmax", "states")
+    packed_linear = LinearCall(px, px, px, pdecays, None, state, ends, 1.0, "states")
     return usual | {
-        "gsa prompt": lambda forget: gsa_forward(x, x, x, g, None, *memories, None, 1.0, "softmax", "nothing"),
-        "gsa packed": slots_packed,
+        "gsa prompt": lambda forget: slot_attention.forward(slots("nothing", *memories)),
+        "gsa packed": both(slot_attention, packed_slots, *memories),
         "gla, gates of values": linear(None, decays),
         "gla, one gate a head": linear(made(B, T, H, 1, dtype=carried), None),
         "gla, no gates": linear(None, None),
-        "gla packed": linear_packed,
+        "gla packed": both(linear_attention, packed_linear, state),
     }

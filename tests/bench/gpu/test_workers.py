@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gsa.bench.workers import Died, results
+from gsa.bench.gpu.workers import Died, results
 
 from . import worker_cases
 

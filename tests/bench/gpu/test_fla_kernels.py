@@ -4,9 +4,9 @@ from functools import partial
 
 import pytest
 
-from gsa.bench import fla_kernels
-from gsa.bench.launches import Case
-from gsa.bench.workers import results
+from gsa.bench.gpu import fla_kernels
+from gsa.bench.gpu.launches import Case
+from gsa.bench.gpu.workers import results
 from gsa.errors import GSAError
 from gsa.ops.triton.launch import TARGETS
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_module
 import os
 from collections.abc import Callable
 from contextlib import closing
@@ -11,11 +10,13 @@ from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
-from gsa.bench.workers import results
+from gsa.bench.arguments import prepare
+from gsa.bench.gpu.workers import results
 from gsa.errors import GSAError
+from gsa.table import show
 
 if TYPE_CHECKING:
-    from gsa.bench.launches import Case
+    from gsa.bench.gpu.launches import Case
     from gsa.ops.triton.ahead_of_time import Figures, Source
 
 WIDTHS = (64, 128, 256, 512)
@@ -33,6 +34,7 @@ def kernels(
     fla: bool = False,
     jobs: int | None = None,
     json: bool = False,
+    markdown: bool = False,
 ) -> None:
     """Compiles every GPU kernel ahead of time, with no GPU present, and checks what comes out.
 
@@ -48,18 +50,17 @@ def kernels(
         fla: Also flash-linear-attention's kernels for the same, as installed, beside ours.
         jobs: How many to compile at a time; as many as there are cores by default.
         json: Print JSON with all figures instead of tables.
+        markdown: Print the tables as Markdown.
     """
-    from gsa.bench.kernel_tables import show
-    from gsa.bench.launches import DTYPES, Case
+    from gsa.bench.gpu.kernel_tables import tables
+    from gsa.bench.gpu.launches import DTYPES, Case
     from gsa.ops.triton.launch import TARGETS
 
     if find_spec("triton") is None:
         raise GSAError("kernels: Triton is not installed (pip install triton)")
-    for option, number in (("width", width), ("slots", slots), ("jobs", jobs)):
-        if number is not None and number < 1:
-            raise GSAError(f"kernels: {option} must be at least 1, got {number}")
+    prepare("kernels", json=json, markdown=markdown, width=width, slots=slots, jobs=jobs)
     if fla:
-        from gsa.bench.fla_kernels import check
+        from gsa.bench.gpu.fla_kernels import check
 
         check()
     names = ["sm_90"] if quick and target == "all" else [x for x in TARGETS if target in ("all", x)]
@@ -74,7 +75,7 @@ def kernels(
         for count in counts
     ]
     report = measure(cases, fla, jobs or len(os.sched_getaffinity(0)))
-    print(json_module.dumps(report, indent=2)) if json else show(report)
+    show(report, tables(report), json=json, markdown=markdown)
     faults = report["faults"]
     if faults:
         raise GSAError(f"kernels: {len(faults)} found at fault, the first: {faults[0]}")
@@ -120,7 +121,7 @@ def measure(cases: list[Case], fla: bool, jobs: int) -> dict[str, Any]:
 
 
 def _ours(cases: list[Case], jobs: int, tell: Callable[[str], None]) -> list[Row]:
-    from gsa.bench.launches import sources
+    from gsa.bench.gpu.launches import sources
     from gsa.ops.triton.ahead_of_time import compiled
 
     uses: dict[Source, list[tuple[str, Case]]] = {}
@@ -137,7 +138,7 @@ def _ours(cases: list[Case], jobs: int, tell: Callable[[str], None]) -> list[Row
 
 def _theirs(cases: list[Case], jobs: int, tell: Callable[[str], None]) -> list[Row]:
     """For cases of one target, since a process shows the package one."""
-    from gsa.bench import fla_kernels
+    from gsa.bench.gpu import fla_kernels
 
     uses: dict[tuple[Source, ...], list[tuple[str, Case]]] = {}
     for case, found in zip(cases, _all([partial(fla_kernels.sources, case) for case in cases], jobs), strict=True):

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gsa.bench.counting import Counted, Work, counting, saved_for_backward, slot_inputs
+from gsa.bench.gpu.counting import Counted, Work, counting, saved_for_backward, slot_inputs
 from gsa.ops.triton.launch import Target
 
 CHUNK = 64  # tokens; what chunk_gsa takes if it is not told

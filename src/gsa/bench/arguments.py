@@ -1,0 +1,28 @@
+"""What benchmarks check before they measure anything."""
+
+from __future__ import annotations
+
+from gsa.errors import GSAError, raised_by
+from gsa.threads import use_threads
+
+
+def prepare(operation: str, *, json: bool, markdown: bool, threads: int | None = None, **counts: int | None) -> None:
+    """Raises if options exclude each other or a count is below one, naming the operation; sets torch's threads."""
+    with raised_by(operation):
+        if json and markdown:
+            raise GSAError("json and markdown exclude each other")
+        for name, count in counts.items():
+            if count is not None and count < 1:
+                raise GSAError(f"{name} must be at least 1, got {count}")
+        use_threads(threads)
+
+
+def require_native() -> None:
+    """Raises if the native engine, which a benchmark is about, cannot run."""
+    import torch
+
+    from gsa.ops.native import library
+
+    reason = library.unavailable(torch.device("cpu"))
+    if reason is not None:
+        raise GSAError(f"bench: the native engine cannot run here: {reason}")

@@ -1,0 +1,20 @@
+"""How many threads torch computes with."""
+
+from __future__ import annotations
+
+from gsa.errors import GSAError
+
+MOST_THREADS = 1024  # far more fail in the midst of things
+
+
+def use_threads(threads: int | None) -> None:
+    """Has torch use so many threads; None leaves it its own choice."""
+    if threads is None:
+        return
+    if threads < 1:
+        raise GSAError(f"threads must be at least 1, got {threads}")
+    if threads > MOST_THREADS:
+        raise GSAError(f"threads must be at most {MOST_THREADS}, got {threads}")
+    import torch
+
+    torch.set_num_threads(threads)

@@ -30,7 +30,7 @@ README = (ROOT / "README.md").read_text()
         "gsa.ops.registry",
         "gsa.ops.checks",
         "gsa.ops.linear",
-        "gsa.ops.packed",
+        "gsa.ops.weights",
         "gsa.ops.selective_scan",
         "gsa.train.progress",
         "gsa.train.schedule",

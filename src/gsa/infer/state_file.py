@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gsa.errors import GSAError
 from gsa.files import written
-from gsa.ops.packed import FORMATS
+from gsa.ops.weights import FORMATS
 
 FORMAT, VERSION = "gsa-state", 1
 MOST_HEADER = 2**22

@@ -12,11 +12,11 @@ from torch.nn import functional as F
 from gsa.errors import BackendUnavailable, GSAError
 from gsa.ops.native import library
 from gsa.ops.native import linear as native
-from gsa.ops.packed import COLUMNS, DENSE, PackedWeight, pack
+from gsa.ops.weights import COLUMNS, DENSE, PackedWeight, pack
 
 __all__ = ["PackedWeight", "matvec", "pack", "quantise_activations"]
 
-MOST = 16
+MAX_COLUMNS = 16
 """Columns of activations at most; with more, a matrix product pays."""
 
 
@@ -115,8 +115,8 @@ def _check_input(
     if x.dim() == 0 or x.shape[-1] != width:
         raise GSAError(f"matvec: x has the shape {list(x.shape)}, expected [..., {width}]")
     count = x.numel() // width
-    if not 1 <= count <= MOST:
-        raise GSAError(f"matvec: x has {count} columns, expected 1 to {MOST}")
+    if not 1 <= count <= MAX_COLUMNS:
+        raise GSAError(f"matvec: x has {count} columns, expected 1 to {MAX_COLUMNS}")
     if x.device != weight.weight.device:
         raise GSAError(f"matvec: x is on {x.device}, the weight is on {weight.weight.device}")
     if x.requires_grad and torch.is_grad_enabled():

@@ -15,7 +15,7 @@ from gsa.errors import GSAError
 from gsa.ops.native.kernels import READOUT_CODES, tensor_fields
 from gsa.ops.native.library import library
 from gsa.ops.native.linear import ACTIVATIONS, Matrix
-from gsa.ops.packed import PackedWeight
+from gsa.ops.weights import PackedWeight
 
 FUNCTIONS = {"none": 0, "swish": 1, "relu": 2, "relu2": 3, "sigmoid": 4}
 """Activations that are compiled."""

@@ -14,7 +14,7 @@ from gsa.errors import GSAError
 from gsa.ops.native.library import library
 
 if TYPE_CHECKING:
-    from gsa.ops.packed import PackedWeight
+    from gsa.ops.weights import PackedWeight
 
 _FORMAT = {"fp32": 0, "bf16": 1, "int8": 2, "int4": 3}
 ACTIVATIONS = {"fp32": 0, "int8": 1, "int8-portable": 2}

@@ -32,6 +32,7 @@ README = (ROOT / "README.md").read_text()
         "gsa.ops.linear",
         "gsa.ops.weights",
         "gsa.ops.selective_scan",
+        "gsa.train.find",
         "gsa.train.progress",
         "gsa.train.schedule",
     ],

@@ -26,7 +26,7 @@ class Model:
 
     >>> model = Model.load("gsa-tiny")
     >>> model.weights, model.vocab_size
-    ('bf16', 257)
+    ('bf16', 4096)
     """
 
     def __init__(self, lm: LM, weights: str, fingerprint: str, nbytes: int):

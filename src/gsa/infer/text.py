@@ -97,10 +97,11 @@ class StopStrings:
     def add(self, text: str) -> tuple[str, bool]:
         """The text to show, and whether a stop string was found, which is not shown."""
         held = self._held + text
-        places = [(at + len(stop), at) for stop in self._stops if (at := held.find(stop)) >= 0]
-        if places:
+        found = [(start + len(stop), start) for stop in self._stops if (start := held.find(stop)) >= 0]
+        if found:
             self._held = ""
-            return held[: min(places)[1]], True
+            _, start = min(found)  # the one that ends first; of two that end together the longer
+            return held[:start], True
         show = len(held) - self._begun(held)
         self._held = held[show:]
         return held[:show], False

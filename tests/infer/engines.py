@@ -1,4 +1,4 @@
-"""What tests of the engine share: small models, and a look into places."""
+"""What tests of the engine share: small models, and a look into the runner's places."""
 
 from functools import cache
 
@@ -41,14 +41,14 @@ def tensors(state: State) -> list[torch.Tensor]:
 
 def poisoned(one: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Makes an engine fill the places it frees with NaN; their numbers are returned as they are freed."""
-    places, freed = one._scheduler._places, []
-    clear = places.clear
+    runner, freed = one._runner, []
+    clear = runner.clear
 
     def poison(place: int) -> None:
         clear(place)
-        state = one.model.prefill(torch.tensor([1]), None)[1]
-        places.put(place, state.map(lambda x: torch.full_like(x, float("nan")) if x.is_floating_point() else x + 99))
+        state = runner.read(torch.tensor([1]), None)[1]
+        runner.put(place, state.map(lambda x: torch.full_like(x, float("nan")) if x.is_floating_point() else x + 99))
         freed.append(place)
 
-    monkeypatch.setattr(places, "clear", poison)
+    monkeypatch.setattr(runner, "clear", poison)
     return freed

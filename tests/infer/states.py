@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from gsa.infer.model import Model
+from gsa.infer.runners import make_runner
 from gsa.infer.state import State
 from gsa.infer.tokens import TokenHash
 from gsa.models import LM, ModelConfig
@@ -47,7 +48,7 @@ def ids(count: int, seed: int = 0) -> torch.Tensor:
 
 def read(model: Model, ids: torch.Tensor) -> State:
     """The state after these tokens."""
-    logits, after = model.prefill(ids, None)
+    logits, after = make_runner(model, 1).read(ids, None)
     digest = TokenHash.advance(TokenHash.EMPTY, ids).hex()
     return State(after, logits, len(ids), digest, model.fingerprint, model.weights)
 

@@ -9,7 +9,7 @@ import torch
 
 from gsa import GSAError
 from gsa.infer import Engine, Sampling
-from gsa.infer.model import PIECE
+from gsa.infer.runner import MAX_READ
 from tests.infer.engines import SHORT, engine, larger, loaded, teacher_forced
 from tests.models.cases import CASES, VOCABULARY, ids, model
 from tests.models.hf_models import every_mixer, tiny_model, tokens
@@ -170,16 +170,16 @@ def test_streams_may_be_taken_in_turns_and_lose_no_token():
 def test_a_long_prompt_is_read_in_pieces_while_others_go_on(monkeypatch):
     one = engine()
     read = []
-    prefill = one.model.prefill
-    monkeypatch.setattr(one.model, "prefill", lambda ids, state: read.append(len(ids)) or prefill(ids, state))
+    runner, reads = one._runner, one._runner.read
+    monkeypatch.setattr(runner, "read", lambda ids, state: read.append(len(ids)) or reads(ids, state))
     runs = one.submit(ids(5), replace(SHORT, max_tokens=99))
     one.step()
-    long, others = one.submit(ids(4 * PIECE + 9), SHORT), [one.submit(ids(100, seed=i), SHORT) for i in range(8)]
+    long, others = one.submit(ids(4 * MAX_READ + 9), SHORT), [one.submit(ids(100, seed=i), SHORT) for i in range(8)]
     rounds = 0
     while not long.tokens:
         read.clear()
         assert runs in [token.request for token in one.step()]
-        assert sum(read) <= PIECE
+        assert sum(read) <= MAX_READ
         rounds += 1
         if rounds == 3:  # the short prompts did not have to wait for the long one
             assert sum(bool(other.tokens) for other in others) >= 5

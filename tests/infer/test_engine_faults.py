@@ -6,7 +6,7 @@ import torch
 
 from gsa import GSAError
 from gsa.infer import Engine, Sampling
-from gsa.infer.model import PIECE
+from gsa.infer.runner import MAX_READ
 from tests.infer.engines import SHORT, engine, loaded, poisoned
 from tests.models.cases import ids, model
 
@@ -80,7 +80,7 @@ def test_a_request_may_be_cancelled_while_it_waits_is_read_or_runs():
     one = engine(batch_size=2)
     runs = one.submit(ids(5), SHORT)
     one.step()
-    reads, waits = one.submit(ids(3 * PIECE), SHORT), one.submit(ids(7), SHORT)
+    reads, waits = one.submit(ids(3 * MAX_READ), SHORT), one.submit(ids(7), SHORT)
     last = one.submit(ids(8), SHORT)
     one.step()
     for generation in (runs, reads, waits):
@@ -134,9 +134,8 @@ def test_nothing_of_a_request_is_left_for_the_next_one(case, monkeypatch):
 
 def test_a_freed_place_is_empty():
     one = engine(batch_size=2)
-    places = one._scheduler._places
     one.generate(ids(5), SHORT)
-    assert all(not x.any() for layer in places.take(0).layers for x in layer.values())
+    assert all(not x.any() for layer in one._runner.take(0).layers for x in layer.values())
 
 
 def test_scores_that_are_not_finite_end_only_their_own_request():
@@ -163,15 +162,14 @@ def test_scores_that_are_not_finite_end_only_their_own_request():
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, RuntimeError])
-@pytest.mark.parametrize("where", ["step", "put", "prefill"])
+@pytest.mark.parametrize("where", ["step", "put", "read"])
 def test_an_engine_that_was_interrupted_goes_on(where, kind, monkeypatch):
     one = engine(batch_size=2)
     freed = poisoned(one, monkeypatch)
     running, waiting = [one.submit(ids(5), SHORT) for _ in range(2)], one.submit(ids(6), SHORT)
     if where == "step":
         one.step()
-    owner = one.model if where == "prefill" else one._scheduler._places
-    original, calls = getattr(owner, where), []
+    runner, original, calls = one._runner, getattr(one._runner, where), []
 
     def interrupted(*arguments: object) -> object:
         result = original(*arguments)  # the state is changed already
@@ -180,7 +178,7 @@ def test_an_engine_that_was_interrupted_goes_on(where, kind, monkeypatch):
             raise kind("now")
         return result
 
-    monkeypatch.setattr(owner, where, interrupted)
+    monkeypatch.setattr(runner, where, interrupted)
     with pytest.raises(kind):
         one.step()
     for generation in running:
@@ -197,7 +195,7 @@ def test_an_engine_that_was_interrupted_goes_on(where, kind, monkeypatch):
 
 def test_an_interrupted_generate_leaves_nothing_behind(monkeypatch):
     one = engine(batch_size=2)
-    step, calls = one._scheduler._places.step, []
+    step, calls = one._runner.step, []
 
     def interrupted(*arguments: object) -> object:
         calls.append(1)
@@ -205,7 +203,7 @@ def test_an_interrupted_generate_leaves_nothing_behind(monkeypatch):
             raise KeyboardInterrupt
         return step(*arguments)
 
-    monkeypatch.setattr(one._scheduler._places, "step", interrupted)
+    monkeypatch.setattr(one._runner, "step", interrupted)
     with pytest.raises(KeyboardInterrupt):
         one.generate([ids(5)] * 6, SHORT)
     assert not one.busy

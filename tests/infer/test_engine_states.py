@@ -7,7 +7,7 @@ import torch
 
 from gsa import GSAError
 from gsa.infer import Engine
-from gsa.infer.model import PIECE
+from gsa.infer.runner import MAX_READ
 from gsa.infer.tokens import TokenHash
 from tests.infer.engines import SHORT, engine, larger, loaded, teacher_forced, tensors
 from tests.models.cases import ids, model
@@ -53,14 +53,14 @@ def test_a_state_is_kept_at_the_end_if_asked(reason):
 
 def test_a_request_has_no_state_before_it_is_read_nor_after_it_was_let_go():
     one = engine()
-    generation = one.submit(ids(2 * PIECE), SHORT)
+    generation = one.submit(ids(2 * MAX_READ), SHORT)
     for _ in range(2):
         with pytest.raises(GSAError, match=r"^request 0: its prompt is not read yet"):
             generation.state()
         with pytest.raises(GSAError, match=r"^request 0: it is not done"):
             generation.completion()
         one.step()
-    assert generation.state().tokens == 2 * PIECE + 1
+    assert generation.state().tokens == 2 * MAX_READ + 1
     while one.busy:
         one.step()
     with pytest.raises(GSAError, match=r"^request 0: it is done, and its state was not kept"):
@@ -70,10 +70,10 @@ def test_a_request_has_no_state_before_it_is_read_nor_after_it_was_let_go():
 
 @pytest.mark.parametrize("case", ["gsa", "abc", "attention", "hybrid", "mamba"])
 def test_a_document_is_read_in_pieces_and_forked_without_being_changed(case):
-    lm, document = model(case), ids(2 * PIECE + 77)
+    lm, document = model(case), ids(2 * MAX_READ + 77)
     one, progress = Engine(lm), []
     state = one.read(document, progress=progress.append)
-    assert progress == [PIECE, 2 * PIECE, 2 * PIECE + 77]
+    assert progress == [MAX_READ, 2 * MAX_READ, 2 * MAX_READ + 77]
     with torch.no_grad():
         expected = lm(document[None]).logits[0, -1]
     torch.testing.assert_close(state.logits, expected, atol=1e-3, rtol=1e-3)
@@ -95,8 +95,8 @@ def test_a_document_is_read_in_pieces_and_forked_without_being_changed(case):
 
 
 def test_a_document_read_in_parts_of_whole_pieces_gives_the_same_numbers():
-    document, one = ids(2 * PIECE + 77), engine()
-    whole, parts = one.read(document), one.read(document[PIECE:], one.read(document[:PIECE]))
+    document, one = ids(2 * MAX_READ + 77), engine()
+    whole, parts = one.read(document), one.read(document[MAX_READ:], one.read(document[:MAX_READ]))
     assert all(torch.equal(x, y) for x, y in zip(tensors(whole), tensors(parts), strict=True))
     assert whole.digest == parts.digest
     assert one.generate([], SHORT, state=whole).tokens == one.generate(document, SHORT).tokens

@@ -1,4 +1,4 @@
-"""Models with packed weights: what they compute, how they are found, what they are called."""
+"""Models for inference: what their layers compute, how they are found, what they are called."""
 
 from pathlib import Path
 
@@ -8,9 +8,12 @@ import torch
 from gsa import LM
 from gsa.errors import GSAError
 from gsa.infer import Model
-from gsa.infer.model import PIECE, SHORT
-from gsa.infer.packed import PackedLinear
+from gsa.infer.compiled_runner import SHORT_READ
+from gsa.infer.layers import InferenceLinear
+from gsa.infer.runner import MAX_READ
+from gsa.infer.runners import make_runner
 from gsa.models.checkpoint import load_model, save_model
+from gsa.models.state import ModelState
 from gsa.pretrained import folder
 from tests.models.cases import CASES, ids, model
 
@@ -24,11 +27,15 @@ def whole(lm: LM, tokens: torch.Tensor) -> torch.Tensor:
         return lm(tokens[None]).logits[0, -1]
 
 
-@pytest.mark.parametrize("length", [1, SHORT, SHORT + 1, 200])
+def read(loaded: Model, tokens: torch.Tensor) -> tuple[torch.Tensor, ModelState]:
+    return make_runner(loaded, 1).read(tokens, None)
+
+
+@pytest.mark.parametrize("length", [1, SHORT_READ, SHORT_READ + 1, 200])
 @pytest.mark.parametrize("case", CASES)
 def test_reads_as_the_model_runs(case: str, length: int) -> None:
     lm, tokens = model(case), ids(length)
-    logits, state = Model.load(lm, "fp32").prefill(tokens, None)
+    logits, state = read(Model.load(lm, "fp32"), tokens)
     assert relative(logits, whole(lm, tokens)) < 1e-4
     with torch.no_grad():
         after = lm(tokens[None]).state
@@ -41,10 +48,10 @@ def test_reads_as_the_model_runs(case: str, length: int) -> None:
 def test_formats(format: str, error: float) -> None:
     """Both ways through a layer: the matrix-vector kernels, and a matrix product of unpacked weights."""
     lm = model("gsa", tie_word_embeddings=True)
-    packed = Model.load(lm, format)
-    assert packed.weights == format
+    loaded = Model.load(lm, format)
+    assert loaded.weights == format
     for length in (3, 100):
-        found, expected = packed.prefill(ids(length), None)[0], whole(lm, ids(length))
+        found, expected = read(loaded, ids(length))[0], whole(lm, ids(length))
         assert relative(found, expected) < error
         assert format == "fp32" or relative(found, expected) > 1e-4
 
@@ -59,11 +66,11 @@ def test_sizes() -> None:
 
 
 def test_state_given_is_not_changed() -> None:
-    packed = Model.load(model("gsa"))
+    runner = make_runner(Model.load(model("gsa")), 1)
     for length in (3, 100):
-        _, state = packed.prefill(ids(70), None)
+        _, state = runner.read(ids(70), None)
         before = state.clone()
-        packed.prefill(ids(length), state)
+        runner.read(ids(length), state)
         assert all(torch.equal(x[key], y[key]) for x, y in zip(state.layers, before.layers, strict=True) for key in x)
 
 
@@ -71,7 +78,7 @@ def test_the_source_stays_as_it_is() -> None:
     lm = model("gsa")
     before = {name: x.clone() for name, x in lm.state_dict().items()}
     Model.load(lm, "int4")
-    assert not any(isinstance(layer, PackedLinear) for layer in lm.modules())
+    assert not any(isinstance(layer, InferenceLinear) for layer in lm.modules())
     assert all(torch.equal(x, before[name]) for name, x in lm.state_dict().items())
 
 
@@ -85,7 +92,7 @@ def test_sources(tmp_path: Path) -> None:
     saved = Model.load(tmp_path / "model")
     assert saved.weights == "fp32"
     assert saved.fingerprint == Model.load(lm).fingerprint
-    assert torch.equal(saved.prefill(ids(5), None)[0], Model.load(lm).prefill(ids(5), None)[0])
+    assert torch.equal(read(saved, ids(5))[0], read(Model.load(lm), ids(5))[0])
 
 
 def test_fingerprints_differ_by_a_weight_and_by_the_config() -> None:
@@ -102,7 +109,7 @@ def test_state_bytes() -> None:
     assert tiny.state_bytes == 4 * load_model(folder("gsa-tiny")).state_size  # type: ignore[operator]
     assert Model.load(model("attention")).state_bytes is None
     window = Model.load(model("attention, window"))  # full after four tokens
-    assert window.state_bytes == window.prefill(ids(9), None)[1].nbytes
+    assert window.state_bytes == read(window, ids(9))[1].nbytes
 
 
 @pytest.mark.parametrize(
@@ -112,7 +119,8 @@ def test_state_bytes() -> None:
         (
             "nowhere",
             "auto",
-            r"Model: there is no folder nowhere, and no model of that name .* \(gsa-tiny\)",
+            "model 'nowhere' was not found: there is no folder nowhere, the package has gsa-tiny, and models of the "
+            "Hugging Face Hub are named owner/name",
         ),
     ],
 )
@@ -121,7 +129,7 @@ def test_refuses(source: str, weights: str, message: str) -> None:
         Model.load(source, weights)
 
 
-@pytest.mark.parametrize("length", [0, PIECE + 1])
+@pytest.mark.parametrize("length", [0, MAX_READ + 1])
 def test_refuses_too_many_at_once(length: int) -> None:
-    with pytest.raises(GSAError, match=f"prefill: expected 1 to {PIECE} ids"):
-        Model.load(model("gsa")).prefill(ids(length), None)
+    with pytest.raises(GSAError, match=f"read: expected 1 to {MAX_READ} ids"):
+        read(Model.load(model("gsa")), ids(length))

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from gsa.infer import Engine, Sampling
-from gsa.infer.model import PIECE
 from gsa.infer.prefix import PrefixCache
+from gsa.infer.runner import MAX_READ
 from gsa.infer.tokens import TokenHash
 from gsa.models.state import ModelState
 from tests.models.cases import VOCABULARY, ids, model
@@ -62,22 +62,22 @@ def test_an_entry_larger_than_all_room_is_not_stored_and_removes_nothing():
 
 def prompts() -> list[torch.Tensor]:
     """Prompts of up to three pieces, most of which begin like another."""
-    base, other = ids(3 * PIECE), ids(2 * PIECE, seed=2)
+    base, other = ids(3 * MAX_READ), ids(2 * MAX_READ, seed=2)
     return [
         base[:1300],
         base[:1300],
-        base[: 2 * PIECE],
-        base[: 2 * PIECE + 1],
-        torch.cat([base[:PIECE], other[:700]]),
+        base[: 2 * MAX_READ],
+        base[: 2 * MAX_READ + 1],
+        torch.cat([base[:MAX_READ], other[:700]]),
         torch.cat([base[:700], other[:700]]),
-        base[: PIECE - 1],
-        base[:PIECE],
+        base[: MAX_READ - 1],
+        base[:MAX_READ],
         torch.cat([other[:1], base[1:]]),
         torch.cat([base[:-1], other[-1:]]),
     ]
 
 
-CACHED = [0, 2 * PIECE, 2 * PIECE, 2 * PIECE, PIECE, PIECE, 0, PIECE, 0, 2 * PIECE]
+CACHED = [0, 2 * MAX_READ, 2 * MAX_READ, 2 * MAX_READ, MAX_READ, MAX_READ, 0, MAX_READ, 0, 2 * MAX_READ]
 
 
 @pytest.mark.parametrize("case", ["gsa", "abc", "attention", "hybrid", "mamba"])
@@ -93,17 +93,17 @@ def test_tokens_and_their_probabilities_are_the_same_with_and_without(case):
 def test_prompts_that_are_read_at_the_same_time_share_work(monkeypatch):
     engine = Engine(model("gsa"), prefix_bytes=LOTS)
     read = []
-    prefill = engine.model.prefill
-    monkeypatch.setattr(engine.model, "prefill", lambda ids, state: read.append(len(ids)) or prefill(ids, state))
-    completions = engine.generate([ids(3 * PIECE)] * 5, FEW)
+    runner, reads = engine._runner, engine._runner.read
+    monkeypatch.setattr(runner, "read", lambda ids, state: read.append(len(ids)) or reads(ids, state))
+    completions = engine.generate([ids(3 * MAX_READ)] * 5, FEW)
     assert len({tuple(completion.tokens) for completion in completions}) == 1
-    assert sum(read) == 3 * PIECE
-    assert sum(completion.cached_tokens for completion in completions) == 4 * 3 * PIECE
+    assert sum(read) == 3 * MAX_READ
+    assert sum(completion.cached_tokens for completion in completions) == 4 * 3 * MAX_READ
 
 
 def test_nothing_changes_a_prefix_that_others_went_on_from():
     engine = Engine(model("gsa"), prefix_bytes=LOTS)
-    prompt = ids(2 * PIECE)
+    prompt = ids(2 * MAX_READ)
     engine.generate(prompt, FEW)
     digest = TokenHash.advance(TokenHash.EMPTY, prompt)
     prefix = engine.prefixes.find([digest])
@@ -125,19 +125,19 @@ def test_memory_stays_within_the_limit_and_answers_stay_right():
         assert engine.generate(prompt, FEW).tokens == without.generate(prompt, FEW).tokens
         assert engine.prefixes.nbytes <= engine.prefixes.limit
     assert len(engine.prefixes) == 3
-    first = ids(PIECE + 1, seed=8)
+    first = ids(MAX_READ + 1, seed=8)
     engine.generate(first, FEW)
-    assert engine.generate(first, FEW).cached_tokens == PIECE
-    engine.generate(ids(4 * PIECE, seed=9), FEW)
+    assert engine.generate(first, FEW).cached_tokens == MAX_READ
+    engine.generate(ids(4 * MAX_READ, seed=9), FEW)
     assert engine.generate(first, FEW).cached_tokens == 0
     small = Engine(lm, prefix_bytes=one - 1)
-    small.generate(ids(PIECE), FEW)
+    small.generate(ids(MAX_READ), FEW)
     assert len(small.prefixes) == 0
 
 
 def test_a_prompt_behind_a_state_is_not_taken_for_one_that_begins():
     engine, plain = Engine(model("attention"), prefix_bytes=LOTS), Engine(model("attention"))
-    state, prompt = plain.read(ids(9)), ids(PIECE + 3, seed=5)
+    state, prompt = plain.read(ids(9)), ids(MAX_READ + 3, seed=5)
     expected = plain.generate(prompt, FEW, state=state).logprobs
     assert engine.generate(prompt, FEW).logprobs != expected
     for _ in range(2):

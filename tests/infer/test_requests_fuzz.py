@@ -45,8 +45,8 @@ def model() -> Model:
 def _small_pieces():
     """Prompts of a few tokens are of several pieces."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gsa.infer.reading.PIECE", 4)
-        patch.setattr("gsa.infer.scheduler.PIECE", 4)
+        patch.setattr("gsa.infer.reading.MAX_READ", 4)
+        patch.setattr("gsa.infer.scheduler.MAX_READ", 4)
         yield
 
 

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 
 from gsa.errors import GSAError
 from gsa.infer.engine import Engine
+from gsa.infer.runners import make_runner
 from gsa.infer.sampling import Sampling
 from gsa.infer.state import State
 from gsa.infer.tokens import TokenHash
@@ -47,8 +48,9 @@ def test_a_state_comes_back_from_a_file_and_goes_on_the_same(name: str, count: i
     assert same(again, state)
     again.check(model(name))
     new = ids(4, seed=1)
-    expected, after = model(name).prefill(new, state.model)
-    logits, again_after = model(name).prefill(new, again.model)
+    runner = make_runner(model(name), 1)
+    expected, after = runner.read(new, state.model)
+    logits, again_after = runner.read(new, again.model)
     assert torch.equal(logits, expected)
     assert all(
         torch.equal(x, layer[key])

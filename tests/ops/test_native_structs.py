@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from gsa.ops.native import library, structs
-from gsa.ops.packed import FORMATS
 from gsa.ops.readout import READOUTS
+from gsa.ops.weights import FORMATS
 from tests.ops.isas import needs_native
 
 HEADER = (Path(__file__).parents[2] / "csrc" / "native.h").read_text()

@@ -5,7 +5,7 @@ import torch
 
 from gsa.errors import GSAError
 from gsa.ops.linear import matvec, pack
-from gsa.ops.packed import BITS, FORMATS
+from gsa.ops.weights import BITS, FORMATS
 from tests.ops.isas import ISAS, needs_native, used
 
 WAYS = [*((format, "fp32") for format in FORMATS), *((format, "int8") for format in BITS)]

@@ -171,7 +171,8 @@ def test_mistakes_are_said_before_anything_is_written(run: Path, tmp_path: Path)
     empty = tmp_path / "empty"
     (empty / "checkpoints").mkdir(parents=True)
     cases = [
-        ((tmp_path / "nowhere", "out"), {}, "neither a checkpoint nor a run"),
+        ((tmp_path / "nowhere", "out"), {}, "export: model .* was not found: there is no folder"),
+        (("gsa-tiny", "out"), {}, "is a model, but neither a checkpoint of training nor a run"),
         ((empty, "out"), {}, "has no whole checkpoint"),
         ((one, "out"), {"best": True}, "--best chooses among those of a run's folder"),
         ((tmp_path / "plain", "out"), {"best": True}, "the run has not evaluated any"),

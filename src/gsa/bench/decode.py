@@ -93,7 +93,7 @@ def _rivals(models: dict[str, Model], quick: bool, tick: Callable[[str], None]) 
     from gsa.bench.decode_model import token
     from gsa.bench.rivals import LLAMA_CPP, TRANSFORMERS, LlamaCpp, TransformersLlama, llama_cpp_model
     from gsa.bench.timing import race
-    from gsa.infer.places import places
+    from gsa.infer.runners import make_runner
 
     contexts = {64: LLAMA_CPP, 2048: LLAMA_CPP, 6000: LLAMA_CPP, 8192: TRANSFORMERS}
     if quick:
@@ -101,7 +101,7 @@ def _rivals(models: dict[str, Model], quick: bool, tick: Callable[[str], None]) 
     file = None if quick else llama_cpp_model()  # which has all of its layers
     llama = None if file is None else LlamaCpp(file, 6000, torch.get_num_threads())
     rival = TransformersLlama(models["bf16"].config)
-    ours = {name: token(places(models[name], 1), [0]) for name in ("bf16", "int8", "int4")}
+    ours = {name: token(make_runner(models[name], 1), [0]) for name in ("bf16", "int8", "int4")}
     rows: dict[str, dict[str, float]] = {}
     try:
         for context, last in contexts.items():

@@ -20,9 +20,9 @@ def losses(models: dict[str, Model], ids: Tensor) -> dict[str, float]:
 def _loss(model: Model, ids: Tensor) -> float:
     import torch
 
-    from gsa.infer.places import places
+    from gsa.infer.runners import make_runner
 
-    here = places(model, len(ids))
+    here = make_runner(model, len(ids))
     for place in range(len(ids)):
         here.put(place, model.init_state())
     total = 0.0

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gsa.infer import Model
-    from gsa.infer.places import Places
+    from gsa.infer.runner import Runner
     from gsa.models import LM, ModelConfig
-    from gsa.ops.packed import PackedWeight
+    from gsa.ops.weights import PackedWeight
 
 BATCH = 16
 LONG = 65_536
@@ -49,10 +49,10 @@ def random_model(config: ModelConfig) -> LM:
 
 def products_of(model: Model) -> tuple[list[PackedWeight], str]:
     """All matrices that a token goes through, and what activations they take."""
-    from gsa.infer.packed import PackedLinear
+    from gsa.infer.layers import InferenceLinear
 
-    layers = [layer for layer in model.lm.modules() if isinstance(layer, PackedLinear)]
-    return [layer.packed for layer in layers], layers[0].activations
+    layers = [layer for layer in model.lm.modules() if isinstance(layer, InferenceLinear)]
+    return [layer.packed_weight for layer in layers], layers[0].activations
 
 
 def weights(models: dict[str, Model], seconds: float) -> dict[str, dict[str, Any]]:
@@ -61,14 +61,14 @@ def weights(models: dict[str, Model], seconds: float) -> dict[str, dict[str, Any
     Also beside the time in which memory can be read, and for a batch.
     """
     from gsa.bench.timing import race
-    from gsa.infer.places import places
+    from gsa.infer.runners import make_runner
     from gsa.ops.native.decode import Products
     from gsa.ops.native.linear import Reader
 
     contenders: dict[str, Callable[[], object]] = {}
     for name, model in models.items():
         matrices, activations = products_of(model)
-        here = places(model, BATCH)
+        here = make_runner(model, BATCH)
         parts = [x for matrix in matrices for x in (matrix.weight, matrix.scale, matrix.zero) if x is not None]
         contenders[f"{name} token"] = token(here, [0])
         contenders[f"{name} products"] = Products(matrices, activations)
@@ -88,10 +88,10 @@ def weights(models: dict[str, Model], seconds: float) -> dict[str, dict[str, Any
     }
 
 
-def token(here: Places, at: list[int]) -> Callable[[], object]:
+def token(here: Runner, places: list[int]) -> Callable[[], object]:
     """A token for each of these places."""
-    ids = [7 * (place + 1) for place in at]
-    return lambda: here.step(ids, at)
+    ids = [7 * (place + 1) for place in places]
+    return lambda: here.step(ids, places)
 
 
 def positions(model: Model, near: int, far: int, seconds: float, tick: Callable[[str], None]) -> dict[str, Any]:
@@ -104,23 +104,22 @@ def positions(model: Model, near: int, far: int, seconds: float, tick: Callable[
     import torch
 
     from gsa.bench.timing import race
-    from gsa.infer.model import PIECE
-    from gsa.infer.places import places
+    from gsa.infer.runner import MAX_READ
+    from gsa.infer.runners import make_runner
 
     ids = torch.randint(model.vocab_size, (far,), generator=torch.Generator().manual_seed(0))
-    prompt = 4 * PIECE
-    state, short, long_ = None, [], []
-    for number, begin in enumerate(range(0, far, PIECE)):
+    prompt = 4 * MAX_READ
+    here, state, short, long_ = make_runner(model, 2), None, [], []
+    for number, begin in enumerate(range(0, far, MAX_READ)):
         if number % 16 == 0:
             tick(f"reading {far:,} tokens: {begin:,}")
-            short.append(_timed(model, ids[:prompt], None)[0] / prompt)
-        piece = ids[begin : begin + PIECE]
-        spent, state = _timed(model, piece, state)
+            short.append(_timed(here, ids[:prompt], None)[0] / prompt)
+        piece = ids[begin : begin + MAX_READ]
+        spent, state = _timed(here, piece, state)
         if begin < LONG:
             long_.append(spent / len(piece))
     assert state is not None
-    here = places(model, 2)
-    here.put(0, _timed(model, ids[:near], None)[1])
+    here.put(0, _timed(here, ids[:near], None)[1])
     here.put(1, state)
     best = race({"near": token(here, [0]), "far": token(here, [1])}, seconds)
     return {
@@ -135,13 +134,13 @@ def positions(model: Model, near: int, far: int, seconds: float, tick: Callable[
     }
 
 
-def _timed(model: Model, ids: Any, state: Any) -> tuple[float, Any]:
+def _timed(here: Runner, ids: Any, state: Any) -> tuple[float, Any]:
     """Seconds to read ids, piece by piece, and the state after them."""
-    from gsa.infer.model import PIECE
+    from gsa.infer.runner import MAX_READ
 
     begun = time.perf_counter()
-    for begin in range(0, len(ids), PIECE):
-        _, state = model.prefill(ids[begin : begin + PIECE], state)
+    for begin in range(0, len(ids), MAX_READ):
+        _, state = here.read(ids[begin : begin + MAX_READ], state)
     return time.perf_counter() - begun, state
 
 
@@ -150,10 +149,11 @@ def prompts(models: dict[str, Model], tokens: int, seconds: float) -> dict[str, 
     import torch
 
     from gsa.bench.timing import race
+    from gsa.infer.runners import make_runner
 
     size = min(model.vocab_size for model in models.values())
     ids = torch.randint(size, (tokens,), generator=torch.Generator().manual_seed(0))
-    best = race({name: partial(_timed, model, ids, None) for name, model in models.items()}, seconds)
+    best = race({name: partial(_timed, make_runner(model, 1), ids, None) for name, model in models.items()}, seconds)
     return {name: tokens / time for name, time in best.items()}
 
 

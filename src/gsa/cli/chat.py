@@ -33,7 +33,8 @@ def chat(
     from a pipe as well.
 
     Args:
-        model: Folder of a model with its tokenizer, or of a run, whose newest whole checkpoint is taken.
+        model: Folder of a model with its tokenizer, a run, whose newest whole checkpoint is taken, or a name of the
+            Hugging Face Hub (owner/name).
         system: What the model is told before the conversation.
         weights: Format of the weights in memory; auto is bf16 for weights stored in bf16, else fp32.
         max_tokens: Tokens of a reply at most.

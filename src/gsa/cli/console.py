@@ -23,28 +23,12 @@ _CONTROL = re.compile("\r(?!\n)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202
 
 
 def open_model(model: str, weights: str, threads: int | None = None) -> TextEngine:
-    """A model by name or folder with its tokenizer, ready to write; of a run's folder, the newest whole checkpoint."""
-    from gsa.errors import GSAError
+    """A model by name or folder with its tokenizer, ready to write."""
     from gsa.infer.text import TextEngine
     from gsa.threads import use_threads
 
-    if not model:
-        raise GSAError("model must be a name or a folder, got ''")
     use_threads(threads)
-    return TextEngine.load(_checkpoint(model), weights)
-
-
-def _checkpoint(model: str) -> str | Path:
-    """The folder to load: that of a run's newest checkpoint, or what was given."""
-    from gsa.errors import GSAError
-    from gsa.train.checkpoint import FOLDER, newest_checkpoint
-
-    if not (Path(model) / FOLDER).is_dir():
-        return model
-    newest = newest_checkpoint(Path(model), tell, set_aside=False)
-    if newest is None:
-        raise GSAError(f"{model} has no whole checkpoint")
-    return newest.folder
+    return TextEngine.load(model, weights, say=tell)
 
 
 def read_text(path: str) -> str:

@@ -126,9 +126,9 @@ def _measured(engine: Engine, ids: NDArray[np.int64], tick: Callable[[str], None
     from gsa.bench.decode_model import token
     from gsa.bench.rivals import TransformersLlama
     from gsa.bench.timing import race
-    from gsa.infer.places import places
+    from gsa.infer.runners import make_runner
 
-    llama, here = TransformersLlama(engine.model.config), places(engine.model, len(POSITIONS))
+    llama, here = TransformersLlama(engine.model.config), make_runner(engine.model, len(POSITIONS))
     contenders, state, read = {}, None, 0
     for place, position in enumerate(POSITIONS):
         tick(f"going to position {position:,}")

@@ -34,7 +34,7 @@ def export(
     from gsa.train.export import export_checkpoint
 
     done = export_checkpoint(
-        Path(checkpoint),
+        checkpoint,
         Path(out),
         lambda line: print(f"gsa: {line}", file=sys.stderr),
         best=best,

@@ -46,7 +46,8 @@ def generate(
     Args:
         prompt: The text to continue. It may be left out with --file or --state. One that begins with - goes behind --.
         file: File with the text to continue, - for standard input; a prompt comes behind it.
-        model: gsa-tiny, or a folder of a model with its tokenizer, or of a run, whose newest whole checkpoint is taken.
+        model: gsa-tiny, a folder of a model with its tokenizer, a run, whose newest whole checkpoint is taken, or a
+            name of the Hugging Face Hub (owner/name).
         weights: Format of the weights in memory; auto is bf16 for weights stored in bf16, else fp32.
         max_tokens: Tokens at most.
         temperature: Below 1 likely tokens become likelier; 0 always takes the likeliest.
@@ -128,13 +129,13 @@ class Course:
     def follow(self, writing: Writing) -> Iterator[Piece]:
         """Passes all pieces on; shows on the terminal how far a long prompt is read."""
         from gsa.cli.console import ReadingBar
-        from gsa.infer.model import PIECE
+        from gsa.infer.runner import MAX_READ
 
         read = 0
         with ReadingBar(writing.generation.prompt_tokens) as bar:
             for piece in writing:
                 if piece.token is None and piece.reason is None:
-                    read += PIECE
+                    read += MAX_READ
                     bar.update(read)
                 else:
                     bar.stop()

@@ -27,7 +27,8 @@ def save(
     Args:
         file: Text to read, UTF-8; - for standard input.
         out: File to write.
-        model: gsa-tiny, or a folder of a model with its tokenizer, or of a run, whose newest whole checkpoint is taken.
+        model: gsa-tiny, a folder of a model with its tokenizer, a run, whose newest whole checkpoint is taken, or a
+            name of the Hugging Face Hub (owner/name).
         state: An earlier state, which the text goes on from.
         weights: Format of the weights in memory; a state serves them all.
         threads: Threads of torch; its own choice by default.

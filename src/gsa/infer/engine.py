@@ -16,10 +16,10 @@ from torch import Tensor
 
 from gsa.errors import GSAError, OutOfMemory, raised_by
 from gsa.infer.model import Model
-from gsa.infer.places import places
 from gsa.infer.prefix import PrefixCache
 from gsa.infer.reading import Ids, Reading, checked_ids
 from gsa.infer.requests import Completion, Generation, Request, Token
+from gsa.infer.runners import make_runner
 from gsa.infer.sampling import Sampler, Sampling
 from gsa.infer.scheduler import NOT_FINITE, Scheduler, is_finite
 from gsa.infer.state import State
@@ -36,7 +36,7 @@ class _Options:
 
 
 class Engine:
-    """Generates from a model: a `Model`, an `LM`, a name ("gsa-tiny") or a folder.
+    """Generates from a model: a `Model`, an `LM`, or a name or folder that `gsa.train.find.find_model` knows.
 
     Args:
         model: What generates.
@@ -63,9 +63,10 @@ class Engine:
         self.prefixes = PrefixCache(prefix_bytes) if prefix_bytes else None
         """What is remembered of earlier prompts."""
         try:
-            self._scheduler = Scheduler(places(self.model, batch_size))
+            self._runner = make_runner(self.model, batch_size)
         except (RuntimeError, TypeError) as error:  # what torch raises for sizes it cannot give
             raise OutOfMemory(f"engine: no memory for the states of {batch_size} sequences: {error}") from None
+        self._scheduler = Scheduler(self._runner)
         self._ids = count()
 
     @property
@@ -193,7 +194,7 @@ class Engine:
         else:
             with raised_by(what):
                 state.check(self.model)
-        return Reading(self.model, checked, state, prefixes)
+        return Reading(self._runner, checked, state, prefixes)
 
     def _request(self, what: str, ids: Ids, sampling: Sampling, state: State | None, keep_state: bool) -> Request:
         if not isinstance(sampling, Sampling):

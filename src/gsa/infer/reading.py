@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from gsa.errors import GSAError
-from gsa.infer.model import PIECE, Model
 from gsa.infer.prefix import PrefixCache
+from gsa.infer.runner import MAX_READ, Runner
 from gsa.infer.state import State
 from gsa.infer.tokens import TokenHash
 from gsa.mixers.sequences import describe
@@ -27,13 +27,13 @@ Ids = Sequence[int] | Tensor | np.ndarray[Any, Any]
 
 
 class Reading:
-    """The way of a prompt [T] into a model, from the beginning or from a state, which stays as it is."""
+    """A prompt [T] that is being read, from the beginning or from a state, which stays as it is."""
 
-    def __init__(self, model: Model, ids: Tensor, start: State | None = None, prefixes: PrefixCache | None = None):
+    def __init__(self, runner: Runner, ids: Tensor, start: State | None = None, prefixes: PrefixCache | None = None):
         self.ids, self.position, self.cached = ids, 0, 0
         self.state: ModelState | None = None if start is None else start.model
         self.logits: Tensor | None = None if start is None else start.logits
-        self._model, self._start = model, start
+        self._runner, self._start = runner, start
         self._prefixes = prefixes if start is None else None
         self._digests: list[bytes] = []  # after every whole piece, as far as they were needed
 
@@ -45,16 +45,16 @@ class Reading:
     @property
     def piece(self) -> Tensor:
         """The ids that are read next."""
-        return self.ids[self.position : self.position + PIECE]
+        return self.ids[self.position : self.position + MAX_READ]
 
     def advance(self) -> int:
         """Reads one piece, or skips what an earlier prompt had in common; how many tokens had to be read."""
         if self._skipped():
             return 0
         piece = self.piece
-        self.logits, self.state = self._model.prefill(piece, self.state)
+        self.logits, self.state = self._runner.read(piece, self.state)
         self.position += len(piece)
-        if self._prefixes is not None and len(piece) == PIECE:
+        if self._prefixes is not None and len(piece) == MAX_READ:
             digest = self._digests_up_to(self.position)[-1]
             self._prefixes.put(digest, self.position, self.state, self.logits)
         return len(piece)
@@ -64,7 +64,7 @@ class Reading:
         if self._prefixes is None:
             return False
         known = self._digests_up_to(min(len(self.ids), self._prefixes.longest))
-        prefix = self._prefixes.find(known[self.position // PIECE :])
+        prefix = self._prefixes.find(known[self.position // MAX_READ :])
         if prefix is None:
             return False
         self.cached += prefix.tokens - self.position
@@ -74,23 +74,24 @@ class Reading:
     def _digests_up_to(self, position: int) -> list[bytes]:
         """The digests after whole pieces, up to a position."""
         digest = self._digests[-1] if self._digests else TokenHash.EMPTY
-        for end in range((len(self._digests) + 1) * PIECE, position + 1, PIECE):
-            digest = TokenHash.advance(digest, self.ids[end - PIECE : end])
+        for end in range((len(self._digests) + 1) * MAX_READ, position + 1, MAX_READ):
+            digest = TokenHash.advance(digest, self.ids[end - MAX_READ : end])
             self._digests.append(digest)
-        return self._digests[: position // PIECE]
+        return self._digests[: position // MAX_READ]
 
     @cached_property
     def digest(self) -> bytes:
         """The TokenHash of the whole prompt and what it goes on from."""
         begun = TokenHash.EMPTY if self._start is None else bytes.fromhex(self._start.digest)
-        whole = len(self._digests) * PIECE
+        whole = len(self._digests) * MAX_READ
         return TokenHash.advance(self._digests[-1] if whole else begun, self.ids[whole:])
 
     def snapshot(self, state: ModelState, logits: Tensor, later: Sequence[int] = ()) -> State:
         """The state of a sequence that is this prompt and later tokens; it owns the tensors that are given."""
         earlier = 0 if self._start is None else self._start.tokens
         count, digest = earlier + len(self.ids) + len(later), TokenHash.advance(self.digest, later)
-        return State(state, logits, count, digest.hex(), self._model.fingerprint, self._model.weights)
+        model = self._runner.model
+        return State(state, logits, count, digest.hex(), model.fingerprint, model.weights)
 
 
 def checked_ids(ids: object, vocab_size: int, what: str) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from torch import Tensor
 
@@ -11,9 +11,6 @@ from gsa.errors import GSAError
 from gsa.infer.reading import Reading
 from gsa.infer.sampling import Choice, Sampler, Sampling
 from gsa.infer.state import State
-
-if TYPE_CHECKING:
-    from gsa.infer.scheduler import Scheduler
 
 Alternatives = list[tuple[int, float]]
 """Tokens with their log-probabilities, the likeliest first."""
@@ -50,10 +47,20 @@ class Completion:
     """What follows can go on from here, if it was to be kept."""
 
 
+class Owner(Protocol):
+    """What runs a generation: a scheduler."""
+
+    def cancel(self, generation: Generation) -> None:
+        """Ends it, if it is not done."""
+
+    def state_of(self, generation: Generation) -> State:
+        """Its state."""
+
+
 class Generation:
     """A request on its way, made by `Engine.submit`; it fills up while the engine steps."""
 
-    def __init__(self, scheduler: Scheduler, id: int, prompt_tokens: int, settings: Sampling):
+    def __init__(self, owner: Owner, id: int, prompt_tokens: int, settings: Sampling):
         self.id, self.prompt_tokens, self.cached_tokens = id, prompt_tokens, 0
         self.tokens: list[int] = []
         self.logprobs: list[float] | None = None if settings.logprobs is None else []
@@ -64,7 +71,7 @@ class Generation:
         """What went wrong."""
         self.kept: State | None = None
         """The state at the end, if it was to be kept."""
-        self._scheduler = scheduler
+        self._owner = owner
 
     def __repr__(self) -> str:
         return f"Generation({self.id}, {self.prompt_tokens} + {len(self.tokens)} tokens, {self.reason or 'not done'})"
@@ -76,11 +83,11 @@ class Generation:
 
     def cancel(self) -> None:
         """Ends it and gives its place to another; what came out stays. Later calls do nothing."""
-        self._scheduler.cancel(self)
+        self._owner.cancel(self)
 
     def state(self) -> State:
         """The state after the prompt and all tokens so far: while it goes on, and at the end if it was to be kept."""
-        return self._scheduler.state_of(self)
+        return self._owner.state_of(self)
 
     def add(self, choice: Choice) -> Token:
         """Takes a token in."""

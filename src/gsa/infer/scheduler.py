@@ -1,4 +1,4 @@
-"""Scheduler: requests in the places of a model, whatever comes, goes or goes wrong.
+"""Scheduler: requests in the places of a runner, whatever comes, goes or goes wrong.
 
 A step reads one piece of the prompts that wait for it, in turns, and then makes one token for every request whose
 prompt is read. Shape letters: V vocabulary, N requests.
@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from gsa.errors import GSAError, memory_errors
-from gsa.infer.model import PIECE
-from gsa.infer.places import Places
 from gsa.infer.requests import Generation, Request, Token
+from gsa.infer.runner import MAX_READ, Runner
 from gsa.infer.sampling import choose
 from gsa.infer.state import State
 
@@ -32,8 +31,8 @@ def is_finite(state: State) -> bool:
 class Scheduler:
     """Gives the places to requests in the order in which they come."""
 
-    def __init__(self, places: Places):
-        self._places = places
+    def __init__(self, runner: Runner):
+        self._runner = runner
         self._lock = RLock()  # several threads may ask one engine
         self._waiting: deque[Request] = deque()
         self._running: dict[int, Request] = {}  # by place
@@ -103,26 +102,26 @@ class Scheduler:
         self._reading = deque(request for request in self._reading if not request.done)
         for place, request in [*self._running.items()]:
             if request.done:
-                self._places.clear(place)
+                self._runner.clear(place)
                 del self._running[place]
 
     def _admit(self) -> None:
         """Gives places to requests that wait."""
-        while self._waiting and len(self._running) < self._places.size:
+        while self._waiting and len(self._running) < self._runner.batch_size:
             request = self._waiting[0]
             if not request.done:
-                request.place = next(place for place in range(self._places.size) if place not in self._running)
+                request.place = next(place for place in range(self._runner.batch_size) if place not in self._running)
                 self._running[request.place] = request
                 self._reading.append(request)
             self._waiting.popleft()  # last, so that an interruption loses none
 
     def _read_prompts(self) -> None:
-        """Reads at most PIECE tokens, of prompts in turns, so that none keeps the others waiting for long."""
+        """Reads at most MAX_READ tokens, of prompts in turns, so that none keeps the others waiting for long."""
         spent = 0
         while self._reading:
             request = self._reading[0]
             reading = request.reading
-            if spent and spent + len(reading.piece) > PIECE:
+            if spent and spent + len(reading.piece) > MAX_READ:
                 return
             if not reading.done:
                 spent += reading.advance()
@@ -136,7 +135,7 @@ class Scheduler:
         """Puts the state after a prompt in its place."""
         reading = request.reading
         assert reading.state is not None
-        self._places.put(request.place, reading.state)
+        self._runner.put(request.place, reading.state)
         request.logits, request.begun = reading.logits, True
         request.generation.cached_tokens = reading.cached
         reading.state = reading.logits = None
@@ -150,7 +149,7 @@ class Scheduler:
         first = [(request, request.logits) for request in running if request.logits is not None]
         tokens = []
         if last:
-            logits = self._places.step([token for _, token in last], [request.place for request, _ in last])
+            logits = self._runner.step([token for _, token in last], [request.place for request, _ in last])
             tokens += self._continue([request for request, _ in last], logits)
         if first:
             logits = torch.stack([logits for _, logits in first])
@@ -196,10 +195,10 @@ class Scheduler:
     def _snapshot(self, request: Request) -> State:
         """The state of a request after all of its tokens, the last of which may have to be read first."""
         if request.unread is not None:
-            request.logits = self._places.step([request.unread], [request.place])[0].clone()
+            request.logits = self._runner.step([request.unread], [request.place])[0].clone()
             request.unread = None
         assert request.logits is not None
-        state = self._places.take(request.place)
+        state = self._runner.take(request.place)
         return request.reading.snapshot(state, request.logits.clone(), request.generation.tokens)
 
     def _found(self, generation: Generation) -> Request | None:

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from gsa.errors import GSAError, raised_by
+from gsa.infer.model import Model
 from gsa.infer.state_file import FIELDS, Kind, check_kinds, kind_of, read_state, write_state
 from gsa.models.state import ModelState
 
 if TYPE_CHECKING:
-    from gsa.infer.model import Model
     from gsa.models.hf.cache import GSACache
 
 
@@ -68,7 +68,7 @@ class State:
         with raised_by("State"):
             _check_fingerprint(self.fingerprint, model)
             found = {name: kind_of(x) for name, x in self._tensors().items()}
-            check_kinds(found, kinds(model, self.tokens))
+            check_kinds(found, _kinds(model, self.tokens))
 
     def save(self, path: str | Path) -> None:
         """Writes the state to a file: safetensors, of which the same state always makes the same bytes."""
@@ -85,14 +85,12 @@ class State:
     @classmethod
     def load(cls, path: str | Path, model: Model) -> State:
         """The state in a file, which must be one of this model, whole and unchanged."""
-        from gsa.infer.model import Model as ModelClass
-
-        if not isinstance(model, ModelClass):
+        if not isinstance(model, Model):
             raise GSAError(f"State.load: expected a Model, as engine.model is one, got {type(model).__name__}")
 
         def expected(fields: dict[str, str]) -> dict[str, Kind]:
             _check_fingerprint(fields["fingerprint"], model)
-            return kinds(model, int(fields["tokens"]))
+            return _kinds(model, int(fields["tokens"]))
 
         with raised_by(f"State.load: {path}"):
             fields, tensors = read_state(Path(path), expected)
@@ -117,16 +115,9 @@ def _named(state: ModelState) -> dict[str, Tensor]:
     return {f"layers.{i}.{name}": x for i, layer in enumerate(state.layers) for name, x in layer.items()}
 
 
-def kinds(model: Model, tokens: int) -> dict[str, Kind]:
-    """What the tensors of a state of this model are after so many tokens. What has no size at the start grows."""
-    found = {"logits": Kind("F32", (model.vocab_size,))}
-    for i, (options, layer) in enumerate(zip(model.config.layers, model.init_state().layers, strict=True)):
-        window = getattr(options, "window", None)
-        kept = tokens if window is None else min(tokens, window - 1)
-        for name, x in layer.items():
-            dtype, shape = kind_of(x)
-            found[f"layers.{i}.{name}"] = Kind(dtype, tuple(size or kept for size in shape))
-    return found
+def _kinds(model: Model, tokens: int) -> dict[str, Kind]:
+    """What the tensors of a state of this model must be after so many tokens."""
+    return {"logits": Kind("F32", (model.vocab_size,)), **model.state_kinds(tokens)}
 
 
 def _check_fingerprint(fingerprint: str, model: Model) -> None:

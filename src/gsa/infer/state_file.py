@@ -19,10 +19,10 @@ from torch import Tensor
 
 from gsa.errors import GSAError
 from gsa.files import written
-from gsa.ops.packed import FORMATS
+from gsa.ops.weights import FORMATS
 
 FORMAT, VERSION = "gsa-state", 1
-MOST_HEADER = 2**22
+MAX_HEADER = 2**22
 """Bytes of a header at most; that of a model with a thousand layers is a tenth of it."""
 BLOCK = 2**20
 """Bytes that are read at once where no tensor is needed."""
@@ -206,8 +206,8 @@ def _read_header(file: BufferedReader, size: int) -> dict[str, Any]:
     length = int.from_bytes(file.read(8), "little")
     if length > size - 8:
         raise GSAError(f"truncated, or not a safetensors file: a header of {length} bytes in a file of {size}")
-    if length > MOST_HEADER:
-        raise GSAError(f"the header has {length} bytes, expected {MOST_HEADER} at most")
+    if length > MAX_HEADER:
+        raise GSAError(f"the header has {length} bytes, expected {MAX_HEADER} at most")
     try:
         text = file.read(length).decode()
         entries = json.loads(text, object_pairs_hook=_without_doubles, parse_int=_whole, parse_float=_no_fraction)

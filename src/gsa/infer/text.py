@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,12 @@ from gsa.data.tokenizer import Tokenizer, load_tokenizer
 from gsa.errors import GSAError
 from gsa.files import read_json
 from gsa.infer.engine import Engine
+from gsa.infer.model import Model
 from gsa.infer.requests import Generation, Token
 from gsa.infer.sampling import Sampling
 from gsa.infer.state import State
 from gsa.infer.vocabulary import vocabulary
+from gsa.train.find import find_model, warn
 
 CONTEXT = 4
 """Ids before the new ones that are decoded with them: a token's text depends on whether others stand before it."""
@@ -95,10 +97,11 @@ class StopStrings:
     def add(self, text: str) -> tuple[str, bool]:
         """The text to show, and whether a stop string was found, which is not shown."""
         held = self._held + text
-        places = [(at + len(stop), at) for stop in self._stops if (at := held.find(stop)) >= 0]
-        if places:
+        found = [(start + len(stop), start) for stop in self._stops if (start := held.find(stop)) >= 0]
+        if found:
             self._held = ""
-            return held[: min(places)[1]], True
+            _, start = min(found)  # the one that ends first; of two that end together the longer
+            return held[:start], True
         show = len(held) - self._begun(held)
         self._held = held[show:]
         return held[:show], False
@@ -144,12 +147,20 @@ class TextEngine:
         self.ends = tuple(sorted(end for end in {tokenizer.eos_id, *ends} if end < engine.model.vocab_size))
 
     @classmethod
-    def load(cls, model: str | Path = "gsa-tiny", weights: str = "auto", *, batch_size: int = 1) -> TextEngine:
-        """From the name of a model of the package, or a folder of a model with its tokenizer."""
-        from gsa import pretrained
+    def load(
+        cls,
+        model: str | Path = "gsa-tiny",
+        weights: str = "auto",
+        *,
+        batch_size: int = 1,
+        say: Callable[[str], None] = warn,
+    ) -> TextEngine:
+        """A model by name or folder, as `find_model` finds it, with the tokenizer beside its weights.
 
-        folder = pretrained.folder(str(model)) if str(model) in pretrained.names() else Path(model)
-        engine = Engine(model, weights=weights, batch_size=batch_size)
+        Broken checkpoints of a run that are passed over are told to `say`.
+        """
+        folder = find_model(model, say).folder
+        engine = Engine(Model.from_folder(folder, weights), batch_size=batch_size)
         tokenizer, size = load_tokenizer(folder), engine.model.vocab_size
         if tokenizer.vocab_size > size:  # a smaller one is usual: models have room for more
             raise GSAError(

@@ -1,4 +1,4 @@
-"""Vocabulary: what a tokenizer's ids are beside their text, as its tokenizer.json tells."""
+"""Vocabulary: what tokenizer.json says of a tokenizer's ids, beyond the text of each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gsa.data.tokenizer import JSON, BytesTokenizer, Tokenizer
 
 @dataclass(frozen=True)
 class SpecialToken:
-    """A token that no text is encoded to; it may take the white space beside it with it."""
+    """A token that encoding a text never gives. Where its name stands, it may swallow the white space beside it."""
 
     id: int
     name: str
@@ -26,15 +26,16 @@ class Vocabulary:
 
     special: tuple[SpecialToken, ...]
     lead: tuple[int, ...]
-    """What transformers puts in front of every text: nearly always nothing, or the token that begins a text."""
+    """Ids that transformers puts in front of every text: usually none, or the token that begins a text."""
     spelt: tuple[bytes, ...] | None
-    """The bytes of each id, where a text is the bytes of its ids one after the other."""
+    """The bytes of each id, if the text of several ids is their bytes joined; None for other tokenizers."""
     in_runs: frozenset[int]
-    """Ids of single bytes that are text only together: where a run of them is no UTF-8, none of it is."""
+    """Ids that stand for one byte each, as <0x0A> does. Such ids in a row are decoded as UTF-8 together; if they are
+    not valid, each of them becomes U+FFFD."""
     joins_bytes: bool
-    """Whether a character can be spread over several other ids."""
+    """Whether one character may take several ids that are not in `in_runs`."""
     prefix_once: bool
-    """Whether a space is put in front of a whole text, but not of what follows a special token."""
+    """Whether the tokenizer puts a space in front of a text as a whole, but not of the text behind a special token."""
 
 
 @lru_cache(maxsize=4)

@@ -20,7 +20,7 @@ from gsa.ops.sequences import sequence_count
 from gsa.ops.state import compute_dtype
 
 if TYPE_CHECKING:
-    from gsa.ops.packed import PackedWeight
+    from gsa.ops.weights import PackedWeight
 
 Shape = tuple[int, ...]
 Tensors = tuple[Tensor, ...]

@@ -11,14 +11,11 @@ from torch import Tensor
 from gsa.errors import GSAError
 from gsa.ops.calls import MatvecCall
 from gsa.ops.native.structs import MAX_COLUMNS
-from gsa.ops.packed import DENSE, PackedWeight, pack
 from gsa.ops.portable_matvec import quantise_activations
 from gsa.ops.registry import find
+from gsa.ops.weights import DENSE, PackedWeight, pack
 
-__all__ = ["PackedWeight", "matvec", "pack", "quantise_activations"]
-
-MOST = MAX_COLUMNS
-"""Columns of activations at most; with more, a matrix product pays."""
+__all__ = ["MAX_COLUMNS", "PackedWeight", "matvec", "pack", "quantise_activations"]
 
 
 def matvec(
@@ -76,8 +73,8 @@ def _check_input(
     if x.dim() == 0 or x.shape[-1] != width:
         raise GSAError(f"matvec: x has the shape {list(x.shape)}, expected [..., {width}]")
     count = x.numel() // width
-    if not 1 <= count <= MOST:
-        raise GSAError(f"matvec: x has {count} columns, expected 1 to {MOST}")
+    if not 1 <= count <= MAX_COLUMNS:
+        raise GSAError(f"matvec: x has {count} columns, expected 1 to {MAX_COLUMNS}")
     if x.device != weight.weight.device:
         raise GSAError(f"matvec: x is on {x.device}, the weight is on {weight.weight.device}")
     if x.requires_grad and torch.is_grad_enabled():

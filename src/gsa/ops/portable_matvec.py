@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gsa.ops.calls import MatvecCall
-from gsa.ops.packed import COLUMNS
+from gsa.ops.weights import COLUMNS
 
 
 def matvec(call: MatvecCall) -> Tensor:

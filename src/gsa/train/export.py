@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gsa.errors import GSAError
+from gsa.errors import GSAError, raised_by
 from gsa.files import whole_folder
 from gsa.models.checkpoint import CONFIG, companions, config_text, empty_model, stored_weights, write_weights
 from gsa.models.config import ModelConfig
 from gsa.train.card import CardFacts, model_card
-from gsa.train.checkpoint import FOLDER, SHARD_BYTES, Checkpoint, checkpoints, newest_checkpoint, read_checkpoint
-from gsa.train.manifest import MANIFEST
+from gsa.train.checkpoint import SHARD_BYTES, Checkpoint, checkpoints, read_checkpoint
+from gsa.train.find import find_model
 
 CARD = "README.md"
 DTYPES = ("float32", "bfloat16", "float16")
@@ -36,7 +36,7 @@ class Exported:
 
 
 def export_checkpoint(
-    source: Path,
+    source: str | Path,
     out: Path,
     say: Callable[[str], None],
     *,
@@ -79,24 +79,21 @@ def export_checkpoint(
     return Exported(checkpoint.folder, out, checkpoint.step, model.num_parameters, named_dtype, files)
 
 
-def _chosen(source: Path, best: bool, say: Callable[[str], None]) -> Checkpoint:
-    """The checkpoint that is meant by a folder."""
-    if (source / MANIFEST).exists():
-        if best:
-            raise GSAError(f"export: {source} is one checkpoint; --best chooses among those of a run's folder")
-        return read_checkpoint(source)
-    if not (source / FOLDER).is_dir():
-        raise GSAError(f"export: {source} is neither a checkpoint nor a run: it has no {MANIFEST} and no {FOLDER}")
-    newest = newest_checkpoint(source, say, set_aside=False)
-    if newest is None:
-        raise GSAError(f"export: {source} has no whole checkpoint")
+def _chosen(source: str | Path, best: bool, say: Callable[[str], None]) -> Checkpoint:
+    """The checkpoint that is meant by a name or folder."""
+    with raised_by("export"):
+        found = find_model(source, say)
+    if found.checkpoint is None:
+        raise GSAError(f"export: {source} is a model, but neither a checkpoint of training nor a run")
     if not best:
-        return newest
-    found = newest.state.get("best")
-    step = found.get("step") if isinstance(found, dict) else None
+        return found.checkpoint
+    if found.run is None:
+        raise GSAError(f"export: {source} is one checkpoint; --best chooses among those of a run's folder")
+    evaluated = found.checkpoint.state.get("best")
+    step = evaluated.get("step") if isinstance(evaluated, dict) else None
     if step is None:
         raise GSAError(f"export: no checkpoint of {source} is the best: the run has not evaluated any")
-    folders = [folder for number, folder in checkpoints(source) if number == step]
+    folders = [folder for number, folder in checkpoints(found.run) if number == step]
     if not folders:
         raise GSAError(f"export: the best checkpoint of {source}, of step {step}, is no longer there")
     return read_checkpoint(folders[-1])

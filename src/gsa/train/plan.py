@@ -10,8 +10,9 @@ from gsa.data.shards import TOKENIZER, Tokens
 from gsa.data.tokenizer import load_tokenizer
 from gsa.errors import GSAError, raised_by
 from gsa.models.catalogue import preset, presets
-from gsa.models.checkpoint import CONFIG, load_config
+from gsa.models.checkpoint import load_config
 from gsa.models.config import ModelConfig
+from gsa.train.find import find_model
 from gsa.train.settings import TrainSettings, tokens_per_step, total_steps, warmup_steps
 from gsa.train.strategies.launch import launched_processes
 
@@ -71,13 +72,12 @@ def _model(settings: TrainSettings, tokens: Tokens) -> tuple[ModelConfig, Path |
         return ModelConfig.from_dict(fields), None
     if path.is_file():
         return ModelConfig.from_dict(ModelConfig.load(path).to_dict() | options), None
-    if not path.is_dir():
-        preset(settings.model)  # says what there is
-    if not (path / CONFIG).exists():
-        raise GSAError(f"model {path} has no {CONFIG}: expected the folder of a model, such as a run's checkpoint")
+    if not path.is_dir() and "/" not in settings.model:
+        preset(settings.model)  # raises, and names the presets there are
+    folder = find_model(settings.model).folder
     if options:
-        raise GSAError(f"model_options {options} cannot change a model that has its weights in {path}")
-    return load_config(path), path
+        raise GSAError(f"model_options {options} cannot change a model that has its weights in {folder}")
+    return load_config(folder), folder
 
 
 def _check_tokenizers(

@@ -22,7 +22,8 @@ class TrainSettings:
     """
 
     model: str = "gsa-tiny"
-    """A preset (`gsa models` lists them), a config in JSON, or the folder of a model to go on from."""
+    """A preset (`gsa models` lists them), a config in JSON, or a model to go on from: a folder, a run,
+    or a name of the Hugging Face Hub (owner/name)."""
     model_options: dict[str, Value] = field(default_factory=dict)
     """Fields of the model's config to change, e.g. `{num_slots: 32}`."""
     data: str | None = None

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gsa.ops.native.library import check_memory, library
 from gsa.ops.native.structs import ACTIVATION_CODES, FUNCTION_CODES, NORM_CODES, READOUT_CODES, GsaBlock, GsaDecoder
-from gsa.ops.packed import PackedWeight
+from gsa.ops.weights import PackedWeight
 
 FUNCTIONS = tuple(FUNCTION_CODES)
 """Activation functions that are compiled."""

@@ -15,7 +15,7 @@ from gsa.ops.native.library import check_memory, library
 from gsa.ops.native.structs import ACTIVATION_CODES, INPUT_CODES, WEIGHT_CODES, GsaMatrix
 
 if TYPE_CHECKING:
-    from gsa.ops.packed import PackedWeight
+    from gsa.ops.weights import PackedWeight
 
 
 class Matrix(GsaMatrix):

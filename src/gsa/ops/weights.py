@@ -25,7 +25,7 @@ ROWS, COLUMNS = BLOCK_ROWS, BLOCK_COLUMNS
 BITS = {"int8": 8, "int4": 4}
 DENSE = {"fp32": torch.float32, "bf16": torch.bfloat16}
 FORMATS = (*DENSE, *BITS)
-_PIECE = 1 << 20  # weights quantised at a time, for the cache
+_QUANTISED_AT_ONCE = 1 << 20  # weights, so that they stay in the cache
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,7 +185,7 @@ def _quantise(weight: Tensor, format: str, group: int | None) -> PackedWeight:
     columns = -(-K // COLUMNS) * COLUMNS
     width = group or columns
     groups, rows = -(-columns // width), -(-N // ROWS) * ROWS
-    step = max(1, _PIECE // columns // ROWS) * ROWS
+    step = max(1, _QUANTISED_AT_ONCE // columns // ROWS) * ROWS
     pieces = []
     for first in range(0, rows, step):
         height = min(step, rows - first)

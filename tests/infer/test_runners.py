@@ -1,13 +1,17 @@
 """A token as one call of the native engine: against the model in fp64, against torch, and against itself in company."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
 from gsa import LM
 from gsa.infer import Model
-from gsa.infer.compiled import CompiledPlaces, obstacle
-from gsa.infer.places import TorchPlaces, places
-from gsa.ops.packed import FORMATS
+from gsa.infer.compiled_runner import SHORT_READ, CompiledRunner, obstacle
+from gsa.infer.runners import make_runner
+from gsa.infer.torch_runner import TorchRunner
+from gsa.models.state import ModelState
+from gsa.ops.weights import FORMATS
 from tests.models.cases import CASES, ids, model
 from tests.ops.isas import ISAS, needs_native, used
 
@@ -39,7 +43,7 @@ def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found.double() - expected.double()).norm() / expected.double().norm())
 
 
-def stepped(here: CompiledPlaces | TorchPlaces, tokens: torch.Tensor, place: int = 0) -> torch.Tensor:
+def stepped(here: CompiledRunner | TorchRunner, tokens: torch.Tensor, place: int = 0) -> torch.Tensor:
     """Logits [T, V] of tokens [T], one by one."""
     return torch.cat([here.step([token], [place]) for token in tokens.tolist()])
 
@@ -47,10 +51,10 @@ def stepped(here: CompiledPlaces | TorchPlaces, tokens: torch.Tensor, place: int
 @pytest.mark.parametrize("name", VARIANTS)
 def test_as_the_model_in_double_precision(name: str) -> None:
     lm, tokens = variant(name), ids(1, 40)
-    packed = Model.load(lm, "fp32")
-    here = places(packed, 3)
-    assert isinstance(here, CompiledPlaces)
-    here.put(1, packed.init_state())
+    loaded = Model.load(lm, "fp32")
+    here = make_runner(loaded, 3)
+    assert isinstance(here, CompiledRunner)
+    here.put(1, loaded.init_state())
     found = stepped(here, tokens[0], 1)
     with torch.no_grad():
         exact = lm.double()(tokens)
@@ -63,10 +67,10 @@ def test_as_the_model_in_double_precision(name: str) -> None:
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("format", FORMATS)
 def test_as_torch_in_every_format_and_instruction_set(format: str, isa: str) -> None:
-    packed = Model.load(variant("tied"), format)
-    mine, other = CompiledPlaces(packed, 2), TorchPlaces(packed, 2)
+    loaded = Model.load(variant("tied"), format)
+    mine, other = CompiledRunner(loaded, 2), TorchRunner(loaded, 2)
     for here in (mine, other):
-        here.put(1, packed.init_state())
+        here.put(1, loaded.init_state())
     with used(isa):
         found, expected = (stepped(here, ids(30), 1) for here in (mine, other))
     # Activations in int8 may be rounded to a neighbour where they lie halfway.
@@ -75,13 +79,13 @@ def test_as_torch_in_every_format_and_instruction_set(format: str, isa: str) -> 
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_alone_and_in_company_bit_by_bit(format: str) -> None:
-    packed = Model.load(variant("the paper's"), format)
+    loaded = Model.load(variant("the paper's"), format)
     texts = ids(20, 12)
     alone = []
     for text in texts:
-        here = CompiledPlaces(packed, 1)
+        here = CompiledRunner(loaded, 1)
         alone.append(stepped(here, text))
-    here = CompiledPlaces(packed, 20)
+    here = CompiledRunner(loaded, 20)
     order = torch.randperm(20).tolist()
     for t in range(12):
         logits = here.step([int(texts[i, t]) for i in order], order)
@@ -89,34 +93,59 @@ def test_alone_and_in_company_bit_by_bit(format: str) -> None:
             assert torch.equal(logits[row], alone[i][t])
 
 
-@pytest.mark.parametrize("count", [1, 2, 15, 16, 17, 40])
+@pytest.mark.parametrize("count", [1, 2, 15, 16, 17, 40, SHORT_READ])
 def test_several_tokens_at_once_bit_by_bit(count: int) -> None:
-    packed = Model.load(variant("the paper's"), "fp32")
-    one, many = CompiledPlaces(packed, 1), CompiledPlaces(packed, 3)
+    loaded = Model.load(variant("the paper's"), "fp32")
+    one, many = CompiledRunner(loaded, 1), CompiledRunner(loaded, 3)
     tokens = ids(count)
-    assert torch.equal(many.feed(tokens.tolist(), 2), stepped(one, tokens)[-1])
-    for mine, other in zip(many.take(2).layers, one.take(0).layers, strict=True):
-        assert all(torch.equal(mine[key], other[key]) for key in mine)
-    untouched = packed.init_state()
-    for mine, other in zip(many.take(0).layers, untouched.layers, strict=True):
-        assert all(torch.equal(mine[key], other[key]) for key in mine)
+    _, begun = many.read(ids(7, seed=2), None)
+    for state in (None, begun):
+        one.put(0, loaded.init_state() if state is None else state)
+        logits, after = many.read(tokens, state)
+        assert torch.equal(logits, stepped(one, tokens)[-1])
+        for mine, other in zip(after.layers, one.take(0).layers, strict=True):
+            assert all(torch.equal(mine[key], other[key]) for key in mine)
+    untouched = loaded.init_state()
+    for place in range(3):
+        for mine, other in zip(many.take(place).layers, untouched.layers, strict=True):
+            assert all(torch.equal(mine[key], other[key]) for key in mine)
+
+
+@pytest.mark.parametrize(("case", "format"), [("gsa", "fp32"), ("gsa", "int8"), ("gla", "bf16"), ("hybrid", "int4")])
+def test_threads_that_read_with_one_runner_do_not_meet(case: str, format: str) -> None:
+    """Short texts have states of their own; for long ones, weights are unpacked to memory that all layers share."""
+    here = make_runner(Model.load(model(case, hidden_size=64, intermediate_size=200), format), 1)
+    texts = [ids(length, seed=length) for length in (3, 40, 64, 65, 100, 200)]
+    alone = [here.read(text, None) for text in texts]
+
+    def read_all(shift: int) -> bool:
+        order = [(i + shift) % len(texts) for i in range(len(texts))] * 5
+        return all(_same(here.read(texts[i], None), alone[i]) for i in order)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(read_all, range(4)))
+
+
+def _same(found: tuple[torch.Tensor, ModelState], expected: tuple[torch.Tensor, ModelState]) -> bool:
+    pairs = zip(found[1].layers, expected[1].layers, strict=True)
+    return torch.equal(found[0], expected[0]) and all(torch.equal(x[key], y[key]) for x, y in pairs for key in x)
 
 
 def test_threads_change_nothing() -> None:
     lm = model("gsa", hidden_size=256, vocab_size=1000, num_slots=32)
-    packed = Model.load(lm, "fp32")
+    loaded = Model.load(lm, "fp32")
     results = []
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
-        results.append(stepped(CompiledPlaces(packed, 1), ids(5)))
-        results.append(CompiledPlaces(packed, 1).feed(ids(5).tolist(), 0)[None])
+        results.append(stepped(CompiledRunner(loaded, 1), ids(5)))
+        results.append(CompiledRunner(loaded, 1).read(ids(5), None)[0][None])
     assert all(torch.equal(result[-1], results[0][-1]) for result in results)
 
 
 def test_places_keep_to_themselves() -> None:
-    packed = Model.load(variant("the paper's"), "fp32")
-    here = CompiledPlaces(packed, 3)
-    _, state = packed.prefill(ids(70), None)
+    loaded = Model.load(variant("the paper's"), "fp32")
+    here = CompiledRunner(loaded, 3)
+    _, state = here.read(ids(70), None)
     before = state.clone()
     here.put(1, state)
     taken = here.take(1)
@@ -142,9 +171,9 @@ def test_places_keep_to_themselves() -> None:
     ],
 )
 def test_what_is_left_to_torch(case: str, reason: str) -> None:
-    packed = Model.load(model(case))
-    assert obstacle(packed) == reason
-    assert isinstance(places(packed, 1), TorchPlaces)
+    loaded = Model.load(model(case))
+    assert obstacle(loaded) == reason
+    assert isinstance(make_runner(loaded, 1), TorchRunner)
 
 
 def test_an_activation_that_is_not_compiled() -> None:
@@ -154,9 +183,9 @@ def test_an_activation_that_is_not_compiled() -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_every_mixer_steps_as_its_model_runs(case: str) -> None:
     lm, tokens = model(case), ids(2, 12)
-    packed = Model.load(lm, "fp32")
-    here = places(packed, 4)
-    states = [packed.prefill(text[:5], None)[1] for text in tokens]
+    loaded = Model.load(lm, "fp32")
+    here = make_runner(loaded, 4)
+    states = [here.read(text[:5], None)[1] for text in tokens]
     here.put(3, states[0])
     here.put(1, states[1])
     found = torch.stack([here.step(tokens[:, t].tolist(), [3, 1]) for t in range(5, 12)], 1)

@@ -1,0 +1,111 @@
+"""Linear layers and embeddings for inference: over weights in fp32, bf16, int8 or int4, with activations in fp32.
+
+Up to 16 tokens go through the matrix-vector kernels, which read the weights as they are stored. For more tokens, a
+layer's weights are converted to fp32 for one matrix product; the conversion costs little beside the product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Lock
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from gsa.mixers.parts import FeatureMap
+from gsa.ops.linear import MAX_COLUMNS, matvec
+from gsa.ops.weights import DENSE, PackedWeight, pack
+
+
+class Unpacker:
+    """Converts weights to fp32, one layer at a time, in memory that all layers of a model share.
+
+    Several threads may read texts with one model: each holds the memory for one product, and the others wait.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._memory: dict[torch.device, Tensor] = {}
+
+    @contextmanager
+    def fp32(self, weight: PackedWeight) -> Iterator[Tensor]:
+        """The weights [N, K] as fp32, valid inside the `with` block; those stored in fp32 are not copied."""
+        if weight.format == "fp32":
+            yield weight.unpack()
+            return
+        with self._lock:
+            yield weight.unpack(self._room(weight))
+
+    def _room(self, weight: PackedWeight) -> Tensor:
+        """At least N K numbers on the weight's device."""
+        device, size = weight.weight.device, weight.N * weight.K
+        held = self._memory.get(device)
+        if held is None or held.numel() < size:
+            held = self._memory[device] = torch.empty(size, dtype=torch.float32, device=device)
+        return held
+
+
+class InferenceLinear(nn.Module):
+    """A linear layer for inference."""
+
+    weight: Tensor
+    """Empty. Mixers take the dtype and device of their states from it, as they do from an nn.Linear's."""
+    bias: Tensor | None
+
+    def __init__(self, packed_weight: PackedWeight, bias: Tensor | None, unpacker: Unpacker):
+        super().__init__()
+        self.packed_weight, self._unpacker = packed_weight, unpacker
+        self.activations = "fp32" if packed_weight.format in DENSE else "int8"
+        self.register_buffer("weight", torch.empty(0, dtype=torch.float32, device=packed_weight.weight.device))
+        self.register_buffer("bias", None if bias is None else bias.detach().float())
+
+    def forward(self, x: Tensor) -> Tensor:
+        if 0 < x.numel() <= MAX_COLUMNS * self.packed_weight.K:
+            y = matvec(self.packed_weight, x, activations=self.activations)
+            return y if self.bias is None else y + self.bias
+        with self._unpacker.fp32(self.packed_weight) as weight:
+            return F.linear(x, weight, self.bias)
+
+    def extra_repr(self) -> str:
+        return f"{self.packed_weight.K}, {self.packed_weight.N}, {self.packed_weight.format}"
+
+
+class InferenceEmbedding(nn.Module):
+    """An embedding for inference; a tied one shares its weights with the head."""
+
+    def __init__(self, packed_weight: PackedWeight):
+        super().__init__()
+        self.packed_weight = packed_weight
+
+    @property
+    def num_embeddings(self) -> int:
+        return self.packed_weight.N
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.packed_weight.rows(ids)
+
+
+def use_inference_layers(lm: Any, format: str) -> list[PackedWeight]:
+    """Replaces the linear layers and the embedding of an LM, and returns their weights, shared ones once.
+
+    Layers are replaced one by one, so that there are never two copies of all weights. Everything else (norms, biases,
+    convolutions) becomes fp32.
+    """
+    unpacker = Unpacker()
+    tied = lm.lm_head.weight is lm.model.embeddings.weight
+    embeddings = pack(lm.model.embeddings.weight, format)
+    weights = [embeddings]
+    lm.model.embeddings = InferenceEmbedding(embeddings)
+    if tied:
+        lm.lm_head = InferenceLinear(embeddings, None, unpacker)
+    maps = {layer.layer for layer in lm.modules() if isinstance(layer, FeatureMap)}  # small, and applied per head
+    linear = [name for name, layer in lm.named_modules() if isinstance(layer, nn.Linear) and layer not in maps]
+    for name in linear:
+        layer = lm.get_submodule(name)
+        weights.append(pack(layer.weight, format))
+        lm.set_submodule(name, InferenceLinear(weights[-1], layer.bias, unpacker))
+    lm.float()
+    return weights

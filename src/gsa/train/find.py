@@ -1,0 +1,115 @@
+"""find_model: the one place that turns what a user calls a model into a folder with its weights.
+
+A name means, in this order:
+
+- a model of the package ("gsa-tiny");
+- a folder: a checkpoint of training, a run, of which the newest whole checkpoint is taken, or any with config.json;
+- a model of the Hugging Face Hub ("owner/name").
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from gsa import pretrained
+from gsa.data.optional import first_line, hub_failures
+from gsa.errors import GSAError
+from gsa.models.checkpoint import CONFIG, load_config
+from gsa.train.checkpoint import FOLDER, Checkpoint, newest_checkpoint, read_checkpoint
+from gsa.train.manifest import MANIFEST
+
+_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
+_HUB_FILES = ("*.json", "model*.safetensors", "*.model", "merges.txt", "vocab.txt", "*.jinja")
+"""What belongs to a model on the Hub: config, weights, and the tokenizer."""
+_HUB_SECONDS = 10.0
+"""How long the Hub may take to answer the first question."""
+
+
+@dataclass(frozen=True)
+class FoundModel:
+    """Where a model is."""
+
+    folder: Path
+    """Has config.json and weights."""
+    checkpoint: Checkpoint | None = None
+    """If it is one of training: every file has been compared with its manifest."""
+    run: Path | None = None
+    """The run that the checkpoint is the newest of, if a run was asked for."""
+
+
+def warn(line: str) -> None:
+    """Says something to whoever calls from Python."""
+    warnings.warn(line, stacklevel=2)
+
+
+def find_model(name: str | Path, say: Callable[[str], None] = warn) -> FoundModel:
+    """The model that a name or a folder means; raises with all that was looked for if there is none.
+
+    Broken checkpoints of a run that are passed over are told to `say`. Models of the Hub come from its cache, or are
+    fetched.
+
+    >>> find_model("gsa-tiny").folder.name
+    'gsa-tiny'
+    """
+    if isinstance(name, str) and name in pretrained.names():
+        return FoundModel(pretrained.folder(name))
+    if not str(name):
+        raise GSAError("model must be a name or a folder, got ''")
+    path = Path(name)
+    if path.is_dir():
+        return _in_folder(path, say)
+    if path.exists():
+        raise GSAError(f"model {name} is a file, expected the folder of a model")
+    packaged = ", ".join(pretrained.names())
+    missing = f"model {str(name)!r} was not found: there is no folder {name}, the package has {packaged}, and "
+    if not isinstance(name, str) or not _HUB_NAME.fullmatch(name):
+        raise GSAError(f"{missing}models of the Hugging Face Hub are named owner/name")
+    try:
+        folder = _on_hub(name)
+    except GSAError:
+        raise
+    except hub_failures() as error:
+        raise GSAError(f"{missing}it could not be fetched from the Hugging Face Hub: {first_line(error)}") from None
+    return FoundModel(folder)
+
+
+def _in_folder(path: Path, say: Callable[[str], None]) -> FoundModel:
+    if (path / MANIFEST).exists():
+        return FoundModel(path, read_checkpoint(path))
+    if (path / FOLDER).is_dir():
+        newest = newest_checkpoint(path, say, set_aside=False)
+        if newest is None:
+            raise GSAError(f"model {path}: the run has no whole checkpoint")
+        return FoundModel(newest.folder, newest, path)
+    if not (path / CONFIG).exists():
+        raise GSAError(
+            f"model {path} is neither a model ({CONFIG}), nor a checkpoint ({MANIFEST}), nor a run ({FOLDER}): "
+            "the folder has none of these"
+        )
+    return FoundModel(path)
+
+
+def _on_hub(name: str) -> Path:
+    """The folder of a model of the Hub: fetched, or from the cache where the Hub is out of reach.
+
+    A model that is not ours is refused before its weights are fetched.
+    """
+    from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url, snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    unreachable = None
+    try:
+        # One look, without the retries of a download: a name that is wrong is told at once.
+        get_hf_file_metadata(hf_hub_url(name, CONFIG), timeout=_HUB_SECONDS)
+    except hub_failures() as error:
+        unreachable = error
+    cached = unreachable is not None
+    try:
+        load_config(Path(hf_hub_download(name, CONFIG, local_files_only=cached)).parent)
+    except LocalEntryNotFoundError as error:
+        raise unreachable or error from None
+    return Path(snapshot_download(name, allow_patterns=list(_HUB_FILES), local_files_only=cached))

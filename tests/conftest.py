@@ -28,6 +28,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     device.choose(config.getoption("--device"))
     config.addinivalue_line("markers", "any_device: computes on whatever --device says")
+    config.addinivalue_line(
+        "markers",
+        "quick_if_interpreted(name=values, ...): with kernels in Triton's interpreter, only these values of the test's "
+        "parameters are part of `make test`, the others are slow; each such mark allows some more",
+    )
     if device.DEVICE.type != "cpu":
         # Some of torch's kernels for GPUs have no deterministic form, and say so.
         config.addinivalue_line("filterwarnings", "ignore:.*deterministic:UserWarning")

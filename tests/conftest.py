@@ -5,15 +5,14 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from hypothesis import settings
 
 from tests import device
+from tests.examples import register_profiles
 
 # Shells start commands in the background with Ctrl-C ignored, and processes that tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-settings.register_profile("gsa", deadline=None, derandomize=True, database=None, print_blob=True)
-settings.load_profile("gsa")
+register_profiles()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -12,13 +12,14 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from gsa import LM, GSAError, ModelConfig
 from gsa.mixers import MIXERS, mixer
 from gsa.options import _limits
+from tests.examples import examples
 
 SHARED = {"hidden_size", "rms_norm_eps"}
 D = 32
@@ -466,7 +467,7 @@ def configs(draw: st.DrawFn) -> ModelConfig:
     return ModelConfig(mixer=draw(st.sampled_from([",", " , "])).join(names), **sizes, **options)
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(configs())
 def test_json_and_back(config: ModelConfig) -> None:
     again = ModelConfig.from_json(config.to_json())

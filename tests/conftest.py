@@ -41,6 +41,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if device.DEVICE.type != "cpu":
         config.hook.pytest_deselected(items=[x for x in items if x.get_closest_marker("any_device") is None])
         items[:] = [x for x in items if x.get_closest_marker("any_device") is not None]
+    # Long tests first: a process that runs out of tests takes short ones from another, and none waits for the last.
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
 @pytest.fixture(autouse=True)

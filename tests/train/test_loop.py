@@ -263,7 +263,9 @@ def test_finetuning_starts_from_the_weights(folder: Path, whole: Path, tmp_path:
     assert losses(tmp_path / "run")[0] < losses(whole)[2]
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
+)
 def test_a_signal_saves_and_the_same_command_goes_on(
     folder: Path, tmp_path: Path, number: signal.Signals, code: int
 ) -> None:

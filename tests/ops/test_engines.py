@@ -68,6 +68,11 @@ VARIANTS = (
 )
 
 
+def test_the_quick_variants_are_cases() -> None:
+    """A misspelt one would be left out in silence."""
+    assert set(VARIANTS) <= set(CASES)
+
+
 @quick_if_interpreted(name=VARIANTS, dtype=[torch.float64])
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", CASES)

@@ -5,15 +5,14 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from hypothesis import settings
 
 from tests import device
+from tests.examples import register_profiles
 
 # Shells start commands in the background with Ctrl-C ignored, and processes that tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-settings.register_profile("gsa", deadline=None, derandomize=True, database=None, print_blob=True)
-settings.load_profile("gsa")
+register_profiles()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -28,6 +27,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     device.choose(config.getoption("--device"))
     config.addinivalue_line("markers", "any_device: computes on whatever --device says")
+    config.addinivalue_line(
+        "markers",
+        "quick_if_interpreted(name=values, ...): with kernels in Triton's interpreter, only these values of the test's "
+        "parameters are part of `make test`, the others are slow; each such mark allows some more",
+    )
     if device.DEVICE.type != "cpu":
         # Some of torch's kernels for GPUs have no deterministic form, and say so.
         config.addinivalue_line("filterwarnings", "ignore:.*deterministic:UserWarning")
@@ -37,6 +41,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if device.DEVICE.type != "cpu":
         config.hook.pytest_deselected(items=[x for x in items if x.get_closest_marker("any_device") is None])
         items[:] = [x for x in items if x.get_closest_marker("any_device") is not None]
+    # Long tests first: a process that runs out of tests takes short ones from another, and none waits for the last.
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
 @pytest.fixture(autouse=True)

@@ -5,13 +5,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gsa.data.batches import MicroBatch, Rows, Steps, in_order
 from gsa.data.prepare import prepare
 from gsa.data.shards import Tokens
 from gsa.errors import GSAError
+from tests.examples import examples
 
 LENGTH = 16
 
@@ -63,7 +64,7 @@ def test_an_epoch_is_every_row_once(tokens: Tokens) -> None:
     assert seen == sorted(map(tuple, line.tolist()))
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(st.lists(st.integers(0, 10**6), min_size=1, max_size=5))
 def test_sequences_begin_with_rows_and_documents(tokens: Tokens, chosen: list[int]) -> None:
     rows = Rows(tokens, LENGTH, reset_at_documents=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gsa.data.tokenizer import CONFIG, JSON, Tokenizer, config_text, load_tokenizer
@@ -19,6 +19,7 @@ from gsa.infer import Sampling
 from gsa.infer.chat import MARK, Chat, ChatTemplate, rest_of
 from gsa.infer.text import TextEngine
 from gsa.infer.tokens import TokenHash
+from tests.examples import examples
 from tests.infer.talking import BEGIN, BEGIN_ID, CHATML, END, END_ID, write_model, write_tokenizer
 
 SHORT = Sampling(max_tokens=6)
@@ -102,7 +103,7 @@ typed = st.lists(st.sampled_from(PARTS)).map("".join)
 
 
 @given(typed, typed)
-@settings(max_examples=200)
+@examples(200)
 def test_names_of_special_tokens_in_messages_are_text(first: str, second: str) -> None:
     template = ChatTemplate(CHATML, load_talking())
     messages = [{"role": "user", "content": first}, {"role": "assistant", "content": second}]

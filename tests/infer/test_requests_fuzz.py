@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from gsa import LM, GSAError
 from gsa.infer import Engine, Generation, Model, Sampling
 from gsa.infer.sampling import Sampler, choose
 from gsa.models import ModelConfig
+from tests.examples import examples
 
 VOCABULARY = 11
 CONFIG = ModelConfig(
@@ -110,7 +111,7 @@ def fits(chosen: dict[str, Any]) -> bool:
         return False
 
 
-@settings(max_examples=400)
+@examples(400)
 @given(PROMPTS, FORMS, VALID | MIXED)
 def test_a_request_gives_the_tokens_of_a_naive_loop_or_an_error(ids, form, chosen):
     engine = Engine(model(), batch_size=1)
@@ -126,7 +127,7 @@ def test_a_request_gives_the_tokens_of_a_naive_loop_or_an_error(ids, form, chose
     assert completion.logprobs is None or len(completion.logprobs) == len(completion.tokens)
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(WRONG_PROMPTS, VALID)
 def test_a_prompt_that_is_none_is_refused(ids, chosen):
     engine = Engine(model(), batch_size=1)
@@ -213,7 +214,7 @@ class Session:
                 assert (generation.tokens, generation.reason) == (request.expected, request.reason)
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(ACTIONS, st.sampled_from([0, 700, 10**6]))
 def test_any_order_of_actions_gives_every_request_its_own_tokens(actions, prefix_bytes):
     session = Session(prefix_bytes)

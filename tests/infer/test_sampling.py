@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import (
     LogitsProcessorList,
@@ -18,6 +18,7 @@ from transformers import (
 
 from gsa import GSAError
 from gsa.infer.sampling import Sampler, Sampling, choose, drawn, kept
+from tests.examples import examples
 
 NO_PROMPT = torch.zeros(0, dtype=torch.int64)
 # Shares that no sum of a few probabilities hits, so that rounding does not decide.
@@ -67,7 +68,7 @@ def assert_same_distribution(actual: torch.Tensor, expected: torch.Tensor) -> No
     torch.testing.assert_close(actual[clear], expected[clear], atol=1e-5, rtol=1e-4)
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(SCORES, st.lists(st.integers(0, 39), max_size=8), SAMPLINGS)
 def test_filters_leave_what_those_of_transformers_leave(scores, prompt, sampling):
     logits = torch.tensor(scores)

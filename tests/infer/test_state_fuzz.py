@@ -10,17 +10,18 @@ from typing import Any
 from unittest import mock
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gsa.errors import GSAError
 from gsa.infer import state_file
 from gsa.infer.state import State
+from tests.examples import examples
 from tests.infer.states import fields, ids, model, put_together, read, same, sealed, taken_apart, tensors
 
 NAMES = ("gsa", "attention", "hybrid")  # states of a fixed size, states that grow, and both
 names = st.sampled_from(NAMES)
-many, some = settings(max_examples=300), settings(max_examples=150)
+many, some = examples(300), examples(150)
 counts = st.one_of(st.integers(-3, 40), st.integers(-(2**70), 2**70), st.sampled_from([2**31, 2**60, 2**63 - 1, 2**64]))
 long = st.sampled_from(["x" * 999, [1] * 999, ["x" * 99] * 9, "\ud800"])
 values = st.one_of(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import gsa.pretrained
@@ -22,6 +22,7 @@ from gsa.infer.text import Detokenizer, StopStrings, TextEngine, detokenized
 from gsa.infer.tokens import TokenHash
 from gsa.infer.vocabulary import vocabulary
 from gsa.models.checkpoint import save_model
+from tests.examples import examples
 from tests.infer.talking import BEGIN, BEGIN_ID, END_ID, write_model, write_tokenizer
 from tests.models.cases import model
 
@@ -96,7 +97,7 @@ def sequences(kind: str) -> st.SearchStrategy[list[int]]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
-@settings(max_examples=150)
+@examples(150)
 def test_text_of_single_ids_is_the_text_of_all(kind: str, data: st.DataObject) -> None:
     ids = data.draw(sequences(kind))
     assert detokenized(tokenizer(kind), ids) == tokenizer(kind).decode(ids)
@@ -104,7 +105,7 @@ def test_text_of_single_ids_is_the_text_of_all(kind: str, data: st.DataObject) -
 
 @pytest.mark.parametrize("kind", ["bytes", "gsa-tiny", "mistral"])
 @given(data=st.data(), prompt=st.sampled_from(["a", "The whale", "naïve", "two lines\n."]))
-@settings(max_examples=100)
+@examples(100)
 def test_a_continuation_is_what_it_adds(kind: str, data: st.DataObject, prompt: str) -> None:
     ids, before = data.draw(sequences(kind)), tokenizer(kind).encode([prompt])[0].tolist()
     assert prompt + detokenized(tokenizer(kind), ids, continues=True) == tokenizer(kind).decode([*before, *ids])
@@ -160,7 +161,7 @@ def cut(text: str, places: list[int]) -> list[str]:
     st.lists(st.integers(0, 30), max_size=10),
 )
 @example("abcd", ["abcd", "bc"], [3])
-@settings(max_examples=400)
+@examples(400)
 def test_stop_strings_do_not_depend_on_how_text_is_cut(text: str, stops: list[str], places: list[int]) -> None:
     """The oracle goes letter by letter: the first end of any stop string, of those that end there the longest."""
     expected, hit = text, False

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from gsa import GSAError
 from gsa.mixers import MIXERS, Mixer, State, mixer
 from gsa.mixers.sequences import Padding, Sequences, padding_of, sequences_of
+from tests.examples import examples
 
 D, B, T = 32, 3, 7
 # Every mixer, and those whose state depends on their options.
@@ -403,7 +404,7 @@ def test_no_rows_are_no_outputs(system: str) -> None:
 lengths_lists = st.lists(st.integers(0, 5), min_size=1, max_size=6)
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(lengths_lists, st.data())
 def test_packed_sequences(lengths: list[int], data: st.DataObject) -> None:
     start = data.draw(st.lists(st.integers(0, 9), min_size=len(lengths), max_size=len(lengths)))
@@ -428,7 +429,7 @@ def test_sequences_that_are_rows() -> None:
     assert found.lengths().tolist() == [T] * B
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(st.integers(1, 4), st.integers(1, 6), st.data())
 def test_padding_packs_what_is_real_and_unpacks_to_the_same_places(rows: int, length: int, data: st.DataObject) -> None:
     bits = data.draw(st.lists(st.booleans(), min_size=rows * length, max_size=rows * length))

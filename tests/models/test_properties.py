@@ -4,10 +4,11 @@ import functools
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gsa.models import LM
+from tests.examples import examples
 from tests.models.cases import CASES, config, difference, ids, model
 
 pytestmark = pytest.mark.parametrize("case", CASES)
@@ -27,7 +28,7 @@ def alone(case: str, *parts: torch.Tensor) -> torch.Tensor:
     return cached(case)(torch.cat(parts)[None]).logits[0]
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(data=st.data())
 def test_any_split(case: str, data: st.DataObject) -> None:
     B, T = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 40))
@@ -41,7 +42,7 @@ def test_any_split(case: str, data: st.DataObject) -> None:
     assert difference(torch.cat(pieces, 1), cached(case)(tokens).logits) < LIMIT
 
 
-@settings(max_examples=5)
+@examples(5)
 @given(T=st.integers(1, 30), B=st.integers(1, 3))
 def test_step_by_step(case: str, T: int, B: int) -> None:
     tokens, state, pieces = ids(B, T), cached(case).init_state(B), []
@@ -52,7 +53,7 @@ def test_step_by_step(case: str, T: int, B: int) -> None:
     assert difference(torch.cat(pieces, 1), cached(case)(tokens).logits) < LIMIT
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(data=st.data())
 def test_packing_and_going_on_packed(case: str, data: st.DataObject) -> None:
     lengths = data.draw(st.lists(st.integers(0, 15), min_size=1, max_size=5).filter(any))
@@ -71,7 +72,7 @@ def test_packing_and_going_on_packed(case: str, data: st.DataObject) -> None:
     assert difference(output.logits[0], torch.cat(expected)) < LIMIT
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(data=st.data())
 def test_padding_anywhere_and_going_on(case: str, data: st.DataObject) -> None:
     B, T = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 20))
@@ -92,7 +93,7 @@ def test_padding_anywhere_and_going_on(case: str, data: st.DataObject) -> None:
         assert torch.isfinite(output.logits[row]).all()
 
 
-@settings(max_examples=5)
+@examples(5)
 @given(T=st.integers(1, 30), seed=st.integers(0, 100))
 def test_batch_neighbours_do_not_matter(case: str, T: int, seed: int) -> None:
     tokens, others = ids(3, T), ids(3, T, seed=seed)

@@ -101,8 +101,8 @@ def light(case: Case, engine: str) -> Case:
 
 
 def tiny(case: Case, engine: str) -> Case:
-    """The same where what is asked has nothing to do with sizes: also with one head, and half as long."""
-    return replace(light(case, engine), H=1, T=case.T // 2) if engine == INTERPRETED else case
+    """The same where what is asked has nothing to do with sizes: also with one head, one query, and half as long."""
+    return replace(light(case, engine), H=1, R=1, T=case.T // 2) if engine == INTERPRETED else case
 
 
 def engines(slow: str | None) -> list[Any]:

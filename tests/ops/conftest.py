@@ -1,10 +1,10 @@
 """In Triton's interpreter, kernels compute as they do on a GPU."""
 
 import pytest
-import torch
 
 from gsa.ops.triton.availability import interpreted
 from tests.device import prepare_interpreter
+from tests.ops.cases import INTERPRETED
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -15,12 +15,12 @@ def _prepared() -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before those that are slow are left out
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Interpreted kernels take seconds a case: `make test` leaves out fp32 where fp64, which asks more, is tested."""
-    for item in items:
-        if interpreted() and isinstance(item, pytest.Function) and hasattr(item, "callspec"):
-            given = item.callspec.params
-            again = item.originalname == "test_linear_attention" or (
-                item.originalname == "test_slot_attention" and not given.get("name", "gate: ").startswith("gate: ")
-            )
-            if again and given.get("engine") == "triton" and given.get("dtype") == torch.float32:
-                item.add_marker(pytest.mark.slow)
+    """Interpreted kernels take seconds a case: those that no `quick_if_interpreted` of a test allows become slow."""
+    for item in items if INTERPRETED else ():
+        allowed = list(item.iter_markers("quick_if_interpreted"))
+        if not allowed:
+            continue
+        given = item.callspec.params
+        quick = (all(given[name] in values for name, values in mark.kwargs.items()) for mark in allowed)
+        if given.get("engine", INTERPRETED) == INTERPRETED and not any(quick):
+            item.add_marker(pytest.mark.slow)

@@ -10,9 +10,11 @@ from gsa.ops import BoundedMemoryState, attention_with_bounded_memory
 from tests.device import DEVICE
 from tests.ops.cases import (
     ENGINES,
+    INTERPRETED,
     Case,
     Tensors,
     assert_close,
+    engines,
     for_every_engine,
     in_double,
     light,
@@ -51,6 +53,10 @@ def results(x: Tensors, case: Case, **options: Any) -> Tensors:
     return with_gradients({"o": o, "final_k": state.k, "final_v": state.v, "final_z": state.log_z}, y, True)
 
 
+PACKED = Case(lengths=(70, 0, 1, 30))
+
+
+@pytest.mark.quick_if_interpreted(case=[PACKED, Case(T=0), Case(T=0, initial=False)])
 @pytest.mark.parametrize("engine", ENGINES)
 @both_forms
 @pytest.mark.parametrize(
@@ -60,7 +66,7 @@ def results(x: Tensors, case: Case, **options: Any) -> Tensors:
         Case(initial=False, R=3),
         Case(T=0),
         Case(T=0, initial=False),
-        Case(lengths=(70, 0, 1, 30)),
+        PACKED,
         Case(lengths=(5, 0, 90), initial=False),
     ],
     ids=str,
@@ -116,7 +122,7 @@ def test_the_two_forms_differ_as_named(engine: str) -> None:
     torch.testing.assert_close(call(x, normalise=True, backend=engine)[1].k, average)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", engines(slow=INTERPRETED))
 @both_forms
 def test_single_precision_over_a_long_stream(engine: str, normalise: bool) -> None:
     """The normaliser is a sum over the whole past; late gates are tiny differences of it and must survive fp32."""

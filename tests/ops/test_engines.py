@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from gsa.ops import SlotState, gated_slot_attention
 from tests.ops.cases import (
     ENGINES,
     GATES,
@@ -18,9 +19,11 @@ from tests.ops.cases import (
     relative_error,
     slot_inputs,
     slot_results,
+    tiny,
 )
 
 pytestmark = pytest.mark.any_device
+quick_if_interpreted = pytest.mark.quick_if_interpreted
 
 CASES = {
     # With nothing but resets all slots are alike, and the gradient of q is rounding; so slots are written differently.
@@ -46,6 +49,31 @@ CASES = {
 }
 
 
+# Each way that a kernel can be compiled, once: written strengths, readouts, grouped queries, states, packing, edges.
+VARIANTS = (
+    "gate: some reset",
+    "gate and write: strong",
+    "readout: identity",
+    "readout: swish",
+    "readout: relu",
+    "readout: relu2",
+    "T = 0",
+    "T = 1",
+    "no initial state",
+    "empty batch",
+    "nothing recomputed",
+    "packed",
+    "packed, nothing recomputed",
+    "packed, no sequence",
+)
+
+
+def test_the_quick_variants_are_cases() -> None:
+    """A misspelt one would be left out in silence."""
+    assert set(VARIANTS) <= set(CASES)
+
+
+@quick_if_interpreted(name=VARIANTS, dtype=[torch.float64])
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -56,17 +84,19 @@ def test_slot_attention(engine: str, name: str, dtype: torch.dtype) -> None:
     assert_close(slot_results(case, inputs, engine), exact, dtype)
 
 
+@quick_if_interpreted(name=["packed", "nothing recomputed"])
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", ["gate: paper", "gate: some reset", "packed", "grouped queries", "nothing recomputed"])
 @pytest.mark.usefixtures("small_segments")
 def test_slot_attention_in_many_segments(engine: str, name: str) -> None:
     case = replace(CASES[name], B=3, T=330)
     if engine == INTERPRETED:
-        case = replace(case, B=2, H=1, T=150)
+        case = replace(case, B=1, H=1, T=150)
     inputs = slot_inputs(case)
     assert_close(slot_results(case, inputs, engine), slot_results(case, inputs, "reference"), torch.float64)
 
 
+@quick_if_interpreted(recompute=[True])
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("recompute", [True, False])
 @pytest.mark.usefixtures("small_segments")
@@ -87,6 +117,13 @@ SIDES = {
 }
 
 
+RESETS = Case(gate="some reset", R=2)
+PACKED = Case(lengths=(70, 0, 30, 1), gate="fast", scale=None)
+KEPT = Case(gate="fast", recompute=False)
+
+
+@quick_if_interpreted(sides=SIDES, case=[RESETS, Case(T=0)], dtype=[torch.float64])
+@quick_if_interpreted(sides=["both"], case=[PACKED, KEPT], dtype=[torch.float64])
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("sides", SIDES)
 @pytest.mark.parametrize(
@@ -94,10 +131,10 @@ SIDES = {
     [
         Case(R=2),
         Case(gate="strong"),
-        Case(gate="some reset", R=2),
+        RESETS,
         Case(gate="thousand nats", initial=False),
-        Case(lengths=(70, 0, 30, 1), gate="fast", scale=None),
-        Case(gate="fast", recompute=False),
+        PACKED,
+        KEPT,
         Case(T=0),
     ],
     ids=str,
@@ -110,6 +147,7 @@ def test_linear_attention(engine: str, sides: str, case: Case, dtype: torch.dtyp
     assert_close(linear_results(case, inputs, engine), exact, dtype)
 
 
+@quick_if_interpreted(tau=[0.1, 8.0])
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("tau", [0.1, 0.2, 0.5, 1.0, 4.0, 8.0, 16.0])
 def test_single_precision_at_real_sizes(engine: str, tau: float, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,12 +159,13 @@ def test_single_precision_at_real_sizes(engine: str, tau: float, monkeypatch: py
     assert_close(slot_results(case, inputs, engine), exact, torch.float32)
 
 
+@quick_if_interpreted(T=[2, 68], dtype=[torch.float32])
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize(("T", "nats"), [(1, 30.0), (2, 39.0), (4, 19.0), (20, 20.0), (68, 19.0), (64, 0.99)])
 def test_gradients_of_gates_that_are_all_strong(engine: str, dtype: torch.dtype, T: int, nats: float) -> None:
     """The gradient of a gate is e^-nats times what goes past it, and must not drown in it, however short the chunk."""
-    case = Case(B=1, T=T, H=2, K=5, V=4, M=3, write=True, initial=False)
+    case = Case(B=1, T=T, H=1 if engine == INTERPRETED else 2, K=5, V=4, M=3, write=True, initial=False)
     inputs = slot_inputs(case, dtype)
     inputs["g"] = torch.full_like(inputs["g"], -nats)
     exact = slot_results(case, in_double(inputs), "reference")
@@ -138,6 +177,7 @@ def test_gradients_of_gates_that_are_all_strong(engine: str, dtype: torch.dtype,
     assert_close(linear_results(case, inputs, engine), exact, dtype)
 
 
+@quick_if_interpreted(nats=[2.3])
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("nats", [0.99, 1.2, 2.3, 5.0])
 def test_large_values_under_strong_gates(engine: str, nats: float) -> None:
@@ -150,6 +190,7 @@ def test_large_values_under_strong_gates(engine: str, nats: float) -> None:
     assert_close(linear_results(case, inputs, engine), exact, torch.float32)
 
 
+@quick_if_interpreted(gate=["some reset"])
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("gate", ["all reset", "some reset"])
 def test_a_full_reset_has_no_gradient(engine: str, gate: str) -> None:
@@ -160,6 +201,7 @@ def test_a_full_reset_has_no_gradient(engine: str, gate: str) -> None:
     assert not dg[inputs["g"].isneginf()].any()
 
 
+@quick_if_interpreted(gate=["some reset"])
 @pytest.mark.parametrize("engine", ["reference", *ENGINES])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("gate", ["slow", "fast", "strong", "some reset"])
@@ -176,7 +218,7 @@ def test_half_precision_is_as_good_as_rounding_the_exact_answer(engine: str, dty
 @pytest.mark.parametrize("engine", ENGINES)
 def test_gates_in_another_dtype_than_the_rest(engine: str) -> None:
     """bf16 gates beside fp32 keys, and fp32 gates beside bf16 keys: each is taken at its own precision."""
-    case = Case(gate="slow")
+    case = tiny(Case(gate="slow"), engine)
     for g_dtype, dtype in ((torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)):
         inputs = slot_inputs(case, dtype)
         inputs["g"] = slot_inputs(case)["g"].to(g_dtype)
@@ -199,19 +241,22 @@ def test_a_slow_gate_in_bf16_still_writes(engine: str) -> None:
     assert relative_error(actual["final_k"], exact["final_k"]) < 1e-5
 
 
+SMALL = Case(B=1, T=5, H=1, R=2, K=3, V=2, M=3, write=True, gate="fast")
+
+
+@quick_if_interpreted(case=[SMALL])
 @pytest.mark.parametrize("engine", ["reference", *ENGINES])
 @pytest.mark.parametrize(
     "case",
     [
-        Case(B=1, T=5, H=2, R=2, K=3, V=2, M=3, write=True, gate="fast"),
+        SMALL,
         Case(H=1, K=2, V=3, M=2, lengths=(3, 0, 4), gate="strong"),
         Case(B=1, T=70, H=1, K=2, V=1, M=2, gate="fast", readout="swish"),
     ],
     ids=str,
 )
 def test_gradcheck(engine: str, case: Case) -> None:
-    from gsa.ops import SlotState, gated_slot_attention
-
+    """Numerical gradients along random directions: two calls for each, not two for each entry of each input."""
     case = case.packed()
     inputs = slot_inputs(case)
     names = list(inputs)
@@ -230,7 +275,7 @@ def test_gradcheck(engine: str, case: Case) -> None:
         assert state is not None
         return o, state.k, state.v
 
-    assert torch.autograd.gradcheck(f, [t.requires_grad_() for t in inputs.values()])
+    assert torch.autograd.gradcheck(f, [t.requires_grad_() for t in inputs.values()], fast_mode=True)
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
@@ -22,6 +22,7 @@ from gsa.ops.calls import MatvecCall
 from gsa.ops.linear import PackedWeight, matvec, pack, quantise_activations
 from gsa.ops.native import library
 from gsa.ops.native import linear as native
+from tests.examples import examples
 from tests.ops.isas import ISAS, NATIVE, needs_native
 
 BACKENDS = ["reference", pytest.param("native", marks=needs_native)]
@@ -59,7 +60,7 @@ def expected(weight: PackedWeight, x: Tensor, activations: str) -> Tensor:
 @needs_native
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize(("format", "activations"), WAYS)
-@settings(max_examples=15)
+@examples(15)
 @given(N=st.integers(1, 70), K=st.integers(1, 200), count=st.integers(1, 16), threads=st.integers(1, 3))
 @example(N=1, K=1, count=1, threads=1)
 @example(N=17, K=33, count=16, threads=2)

@@ -1,8 +1,6 @@
 """The operators inside everything torch puts around them."""
 
 import shutil
-import subprocess
-import sys
 import threading
 from dataclasses import replace
 
@@ -43,7 +41,7 @@ def test_non_contiguous_inputs(engine: str) -> None:
     }
     assert not strided["q"].is_contiguous()
     assert_close(slot_results(case, strided, engine), slot_results(case, x, engine), torch.float64)
-    one = slot_inputs(Case(B=1, initial=False))
+    one = slot_inputs(tiny(Case(B=1, initial=False), engine))
     expanded = {name: t.expand(3, *t.shape[1:]) for name, t in one.items()}
     whole = gated_slot_attention(*(expanded[n] for n in "qkvg"), backend=engine)[0]
     single = gated_slot_attention(*(one[n] for n in "qkvg"), backend=engine)[0]
@@ -116,6 +114,7 @@ def test_only_some_inputs_want_gradients(engine: str) -> None:
         torch.testing.assert_close(alone[f"d{wanted}"], full[f"d{wanted}"])
 
 
+@pytest.mark.quick_if_interpreted(wanted=["final_v"])
 @pytest.mark.parametrize("wanted", ["o", "final_k", "final_v"])
 def test_a_loss_on_some_outputs_only(engine: str, wanted: str) -> None:
     """Outputs that nothing depends on have no gradient at all, which counts as zero."""
@@ -159,6 +158,7 @@ def test_inference_mode_and_back(engine: str) -> None:
         slot_results(case, x, engine, gradients=False)
 
 
+@pytest.mark.quick_if_interpreted(dynamic=[True])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compiles_whole(engine: str, dynamic: bool) -> None:
     def f(x: dict, cu_seqlens: torch.Tensor | None = None) -> tuple[torch.Tensor, SlotState | None]:
@@ -184,6 +184,7 @@ def test_compiles_whole(engine: str, dynamic: bool) -> None:
     torch._dynamo.reset()
 
 
+@pytest.mark.slow  # its code is compiled for a minute; test_native.py has a quick case
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
 def test_compiles_with_inductor(engine: str) -> None:
     def f(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
@@ -199,6 +200,7 @@ def test_compiles_with_inductor(engine: str) -> None:
     torch._dynamo.reset()
 
 
+@pytest.mark.quick_if_interpreted(engine=[])  # test_triton.py checks them with fewer calls
 def test_operators_pass_the_checks_of_torch(engine: str) -> None:
     x = slot_inputs(tiny(Case(T=70), engine), torch.float32)
     q, k, v, g = (x[n].requires_grad_() for n in "qkvg")
@@ -264,6 +266,7 @@ def test_several_python_threads(engine: str) -> None:
     assert not failures
 
 
+@pytest.mark.quick_if_interpreted(engine=[])  # which has none
 def test_obeys_the_number_of_threads(engine: str) -> None:
     """The result does not depend on torch's threads, and the number set is still set afterwards."""
     case = tiny(CASE, engine)
@@ -336,13 +339,3 @@ def test_a_step_keeps_the_state_passed_in(engine: str) -> None:
     assert same.v is state.v
     torch.testing.assert_close(o, o2)
     torch.testing.assert_close(after.k, same.k)
-
-
-def test_import_is_light(engine: str) -> None:
-    """Nothing heavy comes along with the package or its operators."""
-    code = (
-        "import sys, gsa, gsa.ops; "
-        "heavy = {'transformers', 'triton', 'datasets', 'matplotlib', 'jsonargparse', 'rich'} & set(sys.modules); "
-        "assert not heavy, heavy"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)

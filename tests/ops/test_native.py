@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -17,6 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from gsa.errors import GSAError
 from gsa.ops import SlotState, backends, gated_slot_attention, gated_slot_attention_step, use_backend
 from gsa.ops.native import library, results
+from tests.examples import examples
 from tests.ops.cases import (
     GATES,
     Case,
@@ -227,14 +228,14 @@ def test_it_runs_on_the_cpu_only() -> None:
 lengths = st.lists(st.integers(0, 150), min_size=0, max_size=4)
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(data=st.data())
 def test_fuzz(data: st.DataObject) -> None:
     _fuzz(data)
 
 
 @pytest.mark.slow
-@settings(max_examples=500)
+@examples(500)
 @given(data=st.data())
 def test_fuzz_at_length(data: st.DataObject) -> None:
     _fuzz(data)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import softplus
@@ -17,6 +17,7 @@ from gsa.errors import BackendUnavailable, GSAError
 from gsa.ops import backends, check_values, registry, selective_scan
 from gsa.ops.chunk import selective_scan as chunk_form
 from gsa.ops.native import library
+from tests.examples import examples
 from tests.ops.cases import Tensors, assert_close, in_double, relative_error, with_gradients
 
 # The engine for GPUs has no such operation.
@@ -155,7 +156,7 @@ def test_gradcheck(engine: str) -> None:
 
 
 @every_engine
-@settings(max_examples=20)
+@examples(20)
 @given(cuts=st.lists(st.integers(0, 150), max_size=3))
 def test_any_split_gives_the_same(engine: str, cuts: list[int]) -> None:
     case = Case(still=0.1)
@@ -192,7 +193,7 @@ def test_token_by_token(engine: str, initial: bool) -> None:
 
 
 @every_engine
-@settings(max_examples=20)
+@examples(20)
 @given(lengths=st.lists(st.integers(0, 80), min_size=1, max_size=6))
 def test_packing_changes_nothing(engine: str, lengths: list[int]) -> None:
     case = Case(lengths=tuple(lengths), E=5)

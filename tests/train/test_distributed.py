@@ -50,7 +50,9 @@ def assert_same_run(run: Path, one: Path) -> None:
         torch.testing.assert_close(weights[name], x, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("engine", ["ddp", "fsdp"])
+# Each launch takes many seconds. What the engines compute is compared in test_engines.py; here, one of them is enough
+# for `make test`.
+@pytest.mark.parametrize("engine", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp"])
 def test_two_processes_train_as_one_and_go_on_as_one(folder: Path, tmp_path: Path, engine: str) -> None:
     run = tmp_path / engine
     # the schedule is that of 12 steps; a run that stops after 6 is made by keeping only the checkpoint of step 6
@@ -61,7 +63,7 @@ def test_two_processes_train_as_one_and_go_on_as_one(folder: Path, tmp_path: Pat
     assert_same_run(run, folder / "one")
 
 
-@pytest.mark.parametrize("engine", ["ddp", "fsdp"])
+@pytest.mark.parametrize("engine", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
 def test_what_one_process_began_two_go_on_with(folder: Path, tmp_path: Path, engine: str) -> None:
     run = tmp_path / engine
     train(run_settings(folder, str(run), keep_last=10))

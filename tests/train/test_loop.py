@@ -75,7 +75,7 @@ def test_an_interrupted_run_ends_with_the_same_bits(
     assert losses(tmp_path / "run") == losses(whole)
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_run_killed_at_random_moments_ends_with_the_same_bits(folder: Path, tmp_path: Path, seed: int) -> None:
     train(run_settings(folder, str(tmp_path / "whole"), steps=40))
     (tmp_path / "settings.json").write_text(json.dumps(options(folder, str(tmp_path / "run"), steps=40)))
@@ -263,7 +263,9 @@ def test_finetuning_starts_from_the_weights(folder: Path, whole: Path, tmp_path:
     assert losses(tmp_path / "run")[0] < losses(whole)[2]
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
+)
 def test_a_signal_saves_and_the_same_command_goes_on(
     folder: Path, tmp_path: Path, number: signal.Signals, code: int
 ) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import SafetensorError
 from torch import Tensor
@@ -35,6 +35,7 @@ from gsa.train.checkpoint import (
     save_checkpoint,
 )
 from gsa.train.manifest import _text as manifest_text
+from tests.examples import examples
 
 CONFIG = ModelConfig(hidden_size=16, num_hidden_layers=1, vocab_size=20, num_attention_heads=2, num_slots=4)
 Groups = dict[str, dict[str, Tensor]]
@@ -405,7 +406,7 @@ def damaged(two: Path, file: str, damage: Callable[[Path], object]) -> Iterator[
         shutil.rmtree(run)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(data=st.data())
 def test_a_changed_byte_anywhere_is_found(two: Path, data: st.DataObject) -> None:
     file = data.draw(st.sampled_from(files_of(two)))
@@ -415,7 +416,7 @@ def test_a_changed_byte_anywhere_is_found(two: Path, data: st.DataObject) -> Non
         pass
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(data=st.data())
 def test_a_file_that_was_cut_anywhere_is_found(two: Path, data: st.DataObject) -> None:
     file = data.draw(st.sampled_from(files_of(two)))
@@ -629,7 +630,7 @@ def test_checkpoints_are_listed_by_step(tmp_path: Path) -> None:
     assert clean(tmp_path) == [".step-00000011.ab"]
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(steps=st.sets(st.integers(0, 30)), keep=st.sets(st.integers(0, 30)), keep_last=st.integers(1, 4))
 def test_the_newest_and_the_kept_stay(
     tmp_path_factory: pytest.TempPathFactory, steps: set[int], keep: set[int], keep_last: int

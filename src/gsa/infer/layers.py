@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gsa.mixers.parts import FeatureMap
+from gsa.mixers.activations import FeatureMap
 from gsa.ops.linear import MAX_COLUMNS, matvec
 from gsa.ops.weights import DENSE, PackedWeight, pack
 

@@ -102,11 +102,11 @@ def _segments(group: _Lanes, A: Tensor) -> Iterator[_Segment]:
         last = lengths[:n, None].clamp(max=first + tokens) - 1
         valid = time <= last
         # What is filled up repeats the last token, so that it can spoil no other sequence.
-        places = (group.starts[:n, None] + torch.minimum(time, last)).flatten().to(A.device)
+        found = (group.starts[:n, None] + torch.minimum(time, last)).flatten().to(A.device)
         yield _Segment(
             slice(0, n),
             (c, n, blocks),
-            places,
+            found,
             None if valid.all() else valid.flatten().to(A.device),
             (group.marks[:n] + index).to(A.device),
         )

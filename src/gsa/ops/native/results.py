@@ -23,7 +23,7 @@ LARGE = 4 << 20
 """Bytes from which on memory comes from here."""
 
 
-class Block:
+class Region:
     """A stretch of memory of which one result at a time can be made."""
 
     def __init__(self, size: int):
@@ -35,15 +35,15 @@ class Block:
 
 
 class Pool:
-    """Blocks in use, and idle ones: at most twice as much as was in use at any one time.
+    """Regions in use, and idle ones: at most twice as much as was in use at any one time.
 
-    Blocks come back from finalizers, which may run at any moment in any thread, even inside these functions: so there
+    Regions come back from finalizers, which may run at any moment in any thread, even inside these functions: so there
     is no lock, and only single operations that cannot be interrupted.
     """
 
     def __init__(self) -> None:
-        self._idle: deque[Block] = deque()  # longest idle first
-        self._used: set[Block] = set()
+        self._idle: deque[Region] = deque()  # longest idle first
+        self._used: set[Region] = set()
         self._most_used = 0  # bytes
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -52,27 +52,27 @@ class Pool:
         size = count * dtype.itemsize
         if size <= LARGE or not hasattr(mmap, "MADV_FREE"):
             return torch.empty(shape, dtype=dtype, device="cpu")
-        block = self._take(size)
-        buffer = (ctypes.c_char * size).from_buffer(block.map)
-        weakref.finalize(buffer, self._give_back, block).atexit = False
+        region = self._take(size)
+        buffer = (ctypes.c_char * size).from_buffer(region.map)
+        weakref.finalize(buffer, self._give_back, region).atexit = False
         result = torch.frombuffer(buffer, dtype=dtype, count=count).view(shape)
         if torch.are_deterministic_algorithms_enabled() and torch.utils.deterministic.fill_uninitialized_memory:  # type: ignore[attr-defined]
             result.fill_(math.nan)  # as torch does to show reads of what was never written
         return result
 
-    def _take(self, size: int) -> Block:
-        idle: list[Block] = []
+    def _take(self, size: int) -> Region:
+        idle: list[Region] = []
         while self._idle:
             try:
                 idle.append(self._idle.popleft())
             except IndexError:  # another thread was faster
                 break
-        block = next((b for b in idle if b.size == size), None)
-        if block is None:
-            block = Block(size)
+        region = next((b for b in idle if b.size == size), None)
+        if region is None:
+            region = Region(size)
         else:
-            idle.remove(block)
-        self._used.add(block)
+            idle.remove(region)
+        self._used.add(region)
         self._most_used = max(self._most_used, sum(b.size for b in self._used.copy()))
         excess = sum(b.size for b in idle) - 2 * self._most_used
         for old in idle:
@@ -80,12 +80,12 @@ class Pool:
                 excess -= old.size  # and it goes back to the system
             else:
                 self._idle.append(old)
-        return block
+        return region
 
-    def _give_back(self, block: Block) -> None:
-        self._used.discard(block)
-        block.map.madvise(mmap.MADV_FREE)
-        self._idle.append(block)
+    def _give_back(self, region: Region) -> None:
+        self._used.discard(region)
+        region.map.madvise(mmap.MADV_FREE)
+        self._idle.append(region)
 
 
 _pool = Pool()

@@ -4,7 +4,6 @@ import pytest
 
 from gsa.ops.triton.availability import interpreted
 from tests.device import prepare_interpreter
-from tests.ops.cases import INTERPRETED
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -16,6 +15,8 @@ def _prepared() -> None:
 @pytest.hookimpl(tryfirst=True)  # before those that are slow are left out
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Interpreted kernels take seconds a case: those that no `quick_if_interpreted` of a test allows become slow."""
+    from tests.ops.cases import INTERPRETED  # not before the device is settled
+
     for item in items if INTERPRETED else ():
         allowed = list(item.iter_markers("quick_if_interpreted"))
         if not allowed:

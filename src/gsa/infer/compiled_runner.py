@@ -64,7 +64,9 @@ class CompiledRunner(Runner):
         self._decoder = self._decoder_of(self._states)
 
     def put(self, place: int, state: ModelState) -> None:
-        _copy(state, self._states, place)
+        for mine, other in zip(self._states.layers, state.layers, strict=True):
+            for name, x in mine.items():
+                x[place].copy_(other[name][0])
 
     def take(self, place: int) -> ModelState:
         return self._states.map(lambda x: x[place : place + 1].clone())
@@ -85,9 +87,7 @@ class CompiledRunner(Runner):
     def _read_short(self, ids: list[int], state: ModelState | None) -> tuple[Tensor, ModelState]:
         """By the native engine, on a state of its own, so that nothing is shared with other threads that read."""
         self._check_ids(ids)
-        after = self.model.init_state()
-        if state is not None:
-            _copy(state, after, 0)
+        after = self.model.init_state() if state is None else state.map(_contiguous_copy)
         decoder = self._decoder_of(after)
         for begin in range(0, len(ids), MAX_COLUMNS):
             some = ids[begin : begin + MAX_COLUMNS]
@@ -115,11 +115,8 @@ class CompiledRunner(Runner):
         )
 
 
-def _copy(state: ModelState, to: ModelState, place: int) -> None:
-    """Copies the state of one sequence to a place among others."""
-    for mine, other in zip(to.layers, state.layers, strict=True):
-        for name, x in mine.items():
-            x[place].copy_(other[name][0])
+def _contiguous_copy(x: Tensor) -> Tensor:
+    return x.clone(memory_format=torch.contiguous_format)
 
 
 def _packed_weight(layer: torch.nn.Module) -> PackedWeight:

@@ -32,29 +32,24 @@ GSA_API int gsa_use_isa(const char* name);
 /* Entry points of the OpenMP library that torch uses; all null: threads of our own. */
 GSA_API void gsa_use_openmp(void* gomp_parallel, void* omp_get_thread_num, void* omp_get_num_threads);
 
-/* The operator. */
+/* The operator. Letters: B rows of the batch, T time, N sequences, H heads of keys and values, R query heads of each of
+   them, HQ = H * R, K and V widths of keys and values, M slots. */
 
-enum { GSA_FLOAT32 = 0, GSA_FLOAT64 = 1, GSA_BFLOAT16 = 2, GSA_FLOAT16 = 3 };
-enum {
-    GSA_READOUT_SOFTMAX = 0,
-    GSA_READOUT_IDENTITY = 1,
-    GSA_READOUT_SWISH = 2,
-    GSA_READOUT_RELU = 3,
-    GSA_READOUT_RELU2 = 4
-};
+enum { GSA_FLOAT32, GSA_FLOAT64, GSA_BFLOAT16, GSA_FLOAT16 };
+enum { GSA_READOUT_SOFTMAX, GSA_READOUT_IDENTITY, GSA_READOUT_SWISH, GSA_READOUT_RELU, GSA_READOUT_RELU2 };
 
 /* A tensor [B, T, heads, width] whose last dimension is contiguous; strides in elements. data = null: not there. */
 typedef struct {
     void* data;
-    int64_t batch, time, head;
-    int32_t type;
+    int64_t batch, time, head; /* strides */
+    int32_t type;              /* GSA_FLOAT32 ... */
     int32_t width;
 } GsaTensor;
 
 /* States are dense and of the type sums are carried in: double if `wide`, otherwise float. */
 typedef struct {
     int64_t sequences;                    /* N */
-    const int64_t *rows, *starts, *stops; /* of each sequence: its row of the batch, first token, end */
+    const int64_t *rows, *starts, *stops; /* [N]: of each sequence its row of the batch, first token, end */
     int32_t heads;                        /* H, of keys and values */
     int32_t queries;                      /* R, query heads per key/value head */
     int32_t mark_chunks;                  /* states are kept for the backward pass at every so many chunks */
@@ -64,18 +59,18 @@ typedef struct {
 } GsaShape;
 
 /* Gated linear attention. Gates: gk of width K or 1, gv of width V. Of the gradients, those of absent inputs are not
-   there either. kept: [marks, H, K, V] or null, filled by forward, read by backward; the marks of sequence n begin at
+   there either. kept is filled by forward and read by backward; the marks of sequence n begin at
    the sum of those before it. */
 typedef struct {
     GsaShape shape;
-    GsaTensor q, k, v, gk, gv, o;
-    const void* initial; /* [N, H, K, V] or null */
-    void* final;         /* [N, H, K, V] */
-    void* kept;
+    GsaTensor q, k, v, gk, gv, o; /* heads: q and o HQ, the others H */
+    const void* initial;          /* [N, H, K, V] or null */
+    void* final;                  /* [N, H, K, V] */
+    void* kept;                   /* [marks, H, K, V] or null */
     /* backward */
     GsaTensor d_o, dq, dk, dv, dgk, dgv;
-    const void* dfinal; /* or null */
-    void* dinitial;
+    const void* dfinal; /* [N, H, K, V] or null */
+    void* dinitial;     /* [N, H, K, V] */
 } GsaLinearAttention;
 
 /* Gated slot attention. s absent: 1 - exp(g). slots [B, T, HQ, M]: scores of the first pass, kept for backward. */
@@ -83,24 +78,24 @@ typedef struct {
     GsaShape shape;
     int32_t readout;
     GsaTensor q, k, v, g, s, o, slots;
-    const void *initial_k, *initial_v; /* [N, H, K, M], [N, H, M, V] or both null */
-    void *final_k, *final_v;
-    void *kept_k, *kept_v;
+    const void *initial_k, *initial_v; /* [N, H, K, M], [N, H, M, V], or both null */
+    void *final_k, *final_v;           /* [N, H, K, M], [N, H, M, V] */
+    void *kept_k, *kept_v;             /* [marks, H, K, M], [marks, H, M, V], or both null */
     /* backward */
     GsaTensor d_o, dq, dk, dv, dg, ds;
-    const void *dfinal_k, *dfinal_v; /* or null */
-    void *dinitial_k, *dinitial_v;
+    const void *dfinal_k, *dfinal_v; /* [N, H, K, M], [N, H, M, V]; each may be null */
+    void *dinitial_k, *dinitial_v;   /* [N, H, K, M], [N, H, M, V] */
 } GsaSlotAttention;
 
-/* One token per row. States [states, H, K, M] and [states, H, M, V], dense; `after` may be the same as `before`. */
+/* One token per row. States are dense; `after` may be the same memory as `before`. */
 typedef struct {
     int64_t batch;
     const int64_t* state_of; /* [batch]: row b has state number state_of[b]; null: state number b */
     int32_t heads, queries, readout, threads, wide;
     double scale;
-    GsaTensor q, k, v, g, s, o; /* time is not used */
-    const void *before_k, *before_v;
-    void *after_k, *after_v;
+    GsaTensor q, k, v, g, s, o;      /* time is not used */
+    const void *before_k, *before_v; /* [states, H, K, M], [states, H, M, V] */
+    void *after_k, *after_v;         /* [states, H, K, M], [states, H, M, V] */
 } GsaStep;
 
 /* All return 0, or 1 if there is no memory. */
@@ -108,19 +103,18 @@ GSA_API int gsa_linear_attention(const GsaLinearAttention* call, int backward);
 GSA_API int gsa_slot_attention(const GsaSlotAttention* call, int backward);
 GSA_API int gsa_slot_attention_step(const GsaStep* call);
 
-/* Mamba's selective scan. u, dt, y [B, T, 1, E], A [1, 1, E, S], B, C [B, T, 1, S]; in the shape, heads and queries are
-   one, mark_chunks and scale not used. kept: [marks, S, E padded to 16] or null, filled by forward, read by backward, a
-   mark for every 64 tokens of a sequence. */
+/* Mamba's selective scan, with E channels of S states each. In the shape, heads and queries are one, mark_chunks and
+   scale not used. kept is filled by forward and read by backward, with a mark for every 64 tokens of a sequence. */
 typedef struct {
     GsaShape shape;
-    GsaTensor u, dt, A, B, C, y;
-    const void* initial; /* [N, E, S] or null */
-    void* final;         /* [N, E, S] */
-    void* kept;
+    GsaTensor u, dt, A, B, C, y; /* u, dt, y [B, T, 1, E], A [1, 1, E, S], B, C [B, T, 1, S] */
+    const void* initial;         /* [N, E, S] or null */
+    void* final;                 /* [N, E, S] */
+    void* kept;                  /* [marks, S, E padded to 16] or null */
     /* backward */
     GsaTensor d_y, du, d_dt, dA, dB, dC;
-    const void* dfinal; /* or null */
-    void* dinitial;
+    const void* dfinal; /* [N, E, S] or null */
+    void* dinitial;     /* [N, E, S] */
 } GsaSelectiveScan;
 
 /* Returns 0, or 1 if there is no memory. */
@@ -135,8 +129,8 @@ enum { GSA_WEIGHT_FP32, GSA_WEIGHT_BF16, GSA_WEIGHT_INT8, GSA_WEIGHT_INT4 };
 /* W [N, K]. */
 typedef struct {
     int64_t format, N, K;
-    int64_t group; /* columns that share a scale and a zero, a multiple of 32; 0: all */
-    const void *weight, *scale, *zero;
+    int64_t group;                     /* columns that share a scale and a zero, a multiple of 32; 0: all */
+    const void *weight, *scale, *zero; /* see Matrix in linear.h; dense formats have no scale and no zero */
 } GsaMatrix;
 
 /* What becomes of x [count, K] first: nothing; RMSNorm with `norm` [K] and `epsilon`; or silu(x[:K]) * x[K:], of x
@@ -162,12 +156,14 @@ GSA_API uint64_t gsa_read(const void* const* parts, const int64_t* bytes, int64_
 enum { GSA_FUNCTION_NONE, GSA_FUNCTION_SWISH, GSA_FUNCTION_RELU, GSA_FUNCTION_RELU2, GSA_FUNCTION_SIGMOID };
 enum { GSA_NORM_NONE, GSA_NORM_FULL, GSA_NORM_HEADS };
 
-/* One block: norm, mixer, norm, MLP. The matrices q to g, and gate and up, have the same input. */
+/* One block: norm, mixer, norm, MLP. The matrices q to g, and gate and up, have the same input. D is the width of the
+   model, I that of the MLP. */
 typedef struct {
-    GsaMatrix q, k, v, f, g, o; /* g, the gate of the output, may have no weight */
-    GsaMatrix gate, up, down;
-    const float *mixer_norm, *output_norm, *mlp_norm;
-    float *keys, *values; /* [states, H, K, M], [states, H, M, V], changed in place */
+    GsaMatrix q, k, v, f, g, o;                       /* [HQ K, D], [H K, D], [H V, D], [H M, D], [HQ V, D], [D, HQ V];
+                                                         g, the gate of the output, may have no weight */
+    GsaMatrix gate, up, down;                         /* [I, D], [I, D], [D, I] */
+    const float *mixer_norm, *output_norm, *mlp_norm; /* [D], [HQ V] or [V], [D] */
+    float *keys, *values;                             /* [states, H, K, M], [states, H, M, V], changed in place */
     double scale, temperature;
     float mixer_epsilon, output_epsilon, mlp_epsilon;
     int32_t heads, queries, key_width, value_width, slots; /* queries: heads of them per key/value head */
@@ -175,12 +171,13 @@ typedef struct {
 } GsaBlock;
 
 typedef struct {
-    int64_t width, block_count;
-    const GsaBlock* blocks;
-    GsaMatrix embeddings, head;
-    const float* norm;
+    int64_t width; /* D */
+    int64_t block_count;
+    const GsaBlock* blocks;     /* [block_count] */
+    GsaMatrix embeddings, head; /* [vocabulary, D] */
+    const float* norm;          /* [D] */
     float epsilon;
-    int32_t activations;
+    int32_t activations; /* GSA_ACTIVATIONS_... */
 } GsaDecoder;
 
 /* Tokens ids [count], 1 to GSA_MAX_COLUMNS of them; token i belongs to the sequence with state number state_of[i].

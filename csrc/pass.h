@@ -42,7 +42,7 @@ struct Rows {
 };
 
 // Keys or values x [C, width]: they decay towards the reader, and their border is the end of the chunk. From x.raw to
-// x.in and x.border; g [C, width] with the same distance between rows or another.
+// x.in and x.border, with gates g [C, width].
 template <class T>
 void decay_early(const Team& team, const Gates<T>& g, const Operand<T>& x) {
     constexpr int W = Simd<T>::W;
@@ -55,7 +55,7 @@ void decay_early(const Team& team, const Gates<T>& g, const Operand<T>& x) {
 }
 
 // Queries or gradients of outputs x [R * C, width]: they read what has decayed, and their border is the start of the
-// chunk. From x.raw to x.in and x.border; g [C, width] is the same for all queries.
+// chunk. From x.raw to x.in and x.border, with gates g [C, width] that all queries share.
 template <class T>
 void decay_late(const Team& team, const Gates<T>& g, int queries, const Operand<T>& x) {
     constexpr int W = Simd<T>::W;
@@ -79,7 +79,7 @@ struct GateGradient {
     T* reads;   // split: reads - writes. Direct: reads of what came from before the chunk. In the end the gradient
     T* writes;  // direct: writes that are read after the chunk
     T* inside;  // direct: pairs with both ends inside, at each gate between them
-    T* left;    // [width]. Split: all that is read after the chunk. Direct: what came from before it and is
+    T* left;    // [width]. Split: all that is read after the chunk. Direct: what came from before and is read after it
 
     // All to zero, but `left`. `border` [width] holds all that passes the border after this chunk; it is used up here
     // and set to zero, to be gathered for the border before the chunk.

@@ -77,7 +77,7 @@ class Blocks(nn.ModuleList):
         return cast("Iterator[Block]", super().__iter__())
 
 
-class Parts(Protocol):
+class BackboneParts(Protocol):
     """What `build` gives to a module and `run` goes through, beside the parameters that layers share."""
 
     embeddings: nn.Embedding
@@ -108,7 +108,7 @@ class Backbone(nn.Module):
         return run(self, self.embeddings(ids), state, mask, cu_seqlens, return_state)
 
 
-def build(module: Parts, config: ModelConfig) -> None:
+def build(module: BackboneParts, config: ModelConfig) -> None:
     """Gives a module the parts of a backbone."""
     module.embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
     module.layers = Blocks(Block(config, options) for options in config.layers)
@@ -118,7 +118,7 @@ def build(module: Parts, config: ModelConfig) -> None:
 
 
 def run(
-    module: Parts,
+    module: BackboneParts,
     x: Tensor,
     state: ModelState | None,
     mask: Tensor | None,

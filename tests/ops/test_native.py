@@ -191,7 +191,9 @@ def _report(environment: dict[str, str]) -> str:
 def test_without_the_library(tmp_path: os.PathLike[str]) -> None:
     """Everything else works, and the reason is given."""
     said = _report({"GSA_NATIVE_LIBRARY": os.path.join(tmp_path, "none.so")})
-    assert said.startswith("BackendUnavailable backend: 'native' cannot run here: its library does not load")
+    assert said.startswith(
+        "BackendUnavailable gated_slot_attention: 'native' cannot run here: its library does not load"
+    )
     text = os.path.join(tmp_path, "text.so")
     with open(text, "w") as file:
         file.write("not a library")

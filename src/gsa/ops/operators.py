@@ -120,8 +120,8 @@ class Operator(Generic[Call]):
         ctx.set_materialize_grads(False)
 
     def _differentiate(self, ctx: Any, *gradients: Tensor | None) -> Gradients:
-        count = self.operation.tensors
-        tensors, saved = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
+        kept, count = ctx.saved_tensors, self.operation.tensors  # which activation checkpointing lets be asked for once
+        tensors, saved = kept[:count], kept[count:]
         first, *others = gradients[: len(self.operation.results)]
         first = tensors[0].new_zeros(ctx.shape) if first is None else first
         found = self.backward(first, *others, *tensors, *ctx.rest, *saved)

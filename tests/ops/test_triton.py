@@ -52,8 +52,7 @@ def test_slot_attention_in_many_tiles(case: Case) -> None:
 
 
 @pytest.mark.any_device
-@pytest.mark.quick_if_interpreted(sides=SIDES, segment=[32])
-@pytest.mark.quick_if_interpreted(sides=["both"], segment=[512])
+@pytest.mark.quick_if_interpreted(sides=["both", "head", "neither"], segment=[32])
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("sides", SIDES)
 @pytest.mark.parametrize("segment", [512, 32])

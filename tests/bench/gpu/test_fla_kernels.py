@@ -22,7 +22,7 @@ def test_all_its_kernels_with_all_their_settings() -> None:
     assert tiles == {64, 128}
     assert len(settings["chunk_fwd_kernel_h"]) > 10
     # Compiled in another process, which is shown the same; the first settings do.
-    ((_, (figures, tried)),) = results([partial(fla_kernels.best, settings["softmax_fwd_kernel"])], 1)
+    ((_, (figures, tried)),) = results([partial(fla_kernels.compiled_best, settings["softmax_fwd_kernel"])], 1)
     assert (figures.kernel, figures.target, figures.faults, tried) == ("softmax_fwd_kernel", "sm_90", [], 1)
 
 
@@ -33,4 +33,4 @@ def _place(source: object, name: str) -> tuple[int]:
 def test_it_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fla_kernels, "find_spec", lambda name: None)
     with pytest.raises(GSAError, match="flash-linear-attention is not installed"):
-        fla_kernels.check()
+        fla_kernels.require_fla()

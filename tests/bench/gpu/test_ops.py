@@ -197,7 +197,7 @@ def test_tables(fla: list[str]) -> None:
 def test_without_flash_linear_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gpu_device.installed("no-such-package") is None
     monkeypatch.setattr(gpu_device, "installed", lambda package: None)
-    assert gpu_device.fla() is None
+    assert gpu_device.fla_functions() is None
     report = gpu_ops.measure(CPU, True, "auto", lambda what: None)
     assert {row["fla_ms"] for row in report["rows"]} == {None}
     assert {row["fla_us"] for row in report["decode"]} == {None}
@@ -237,17 +237,17 @@ def test_ours_may_lack_memory_and_nothing_else() -> None:
 @pytest.mark.usefixtures("small", "cuda")
 def test_a_row_of_what_lacked_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """The row is there, and empty."""
-    monkeypatch.setattr(gpu_ops, "runnable", lambda entrants, where, notes: {"softmax": entrants["softmax"]})
+    monkeypatch.setattr(gpu_ops, "runnable", lambda contenders, where, notes: {"softmax": contenders["softmax"]})
     report = gpu_ops.measure(CPU, True, "auto", lambda what: None)
     assert report["rows"][0]["ms"] is report["rows"][0]["tokens_per_second"] is report["decode"][0]["us"] is None
     printed(*ops_tables.tables(report))
 
 
 def test_which_gpu(cuda: SimpleNamespace) -> None:
-    assert gpu_device.found("cuda") == torch.device("cuda:1")
-    assert gpu_device.found("cuda:0") == torch.device("cuda:0")
+    assert gpu_device.find_gpu("cuda") == torch.device("cuda:1")
+    assert gpu_device.find_gpu("cuda:0") == torch.device("cuda:0")
     with pytest.raises(GSAError, match="--device cuda:2: there are 2 GPUs, counted from 0"):
-        gpu_device.found("cuda:2")
+        gpu_device.find_gpu("cuda:2")
 
 
 @pytest.mark.parametrize("name", ["meta", "gpu", "cuda:first"])
@@ -266,7 +266,7 @@ def test_no_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) 
 @pytest.mark.usefixtures("small", "cuda")
 def test_the_command(monkeypatch: pytest.MonkeyPatch, fla: list[str], capsys: pytest.CaptureFixture) -> None:
     """With JSON, nothing else is printed."""
-    monkeypatch.setattr(gpu_device, "found", lambda name: {"cuda:1": CPU}[name])
+    monkeypatch.setattr(gpu_device, "find_gpu", lambda name: {"cuda:1": CPU}[name])
     ops.ops(quick=True, device="cuda:1", json=True)
     assert json.loads(capsys.readouterr().out)["gpu"] == "Imaginary 9000"
     ops.ops(quick=True, device="cuda:1")

@@ -34,7 +34,7 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small heads, which the interpreter is soon done with."""
     monkeypatch.setattr(traffic, "WIDTH", 32)
     monkeypatch.setattr(traffic, "SLOTS", 16)
-    monkeypatch.setattr(traffic, "_known", COUNTED)
+    monkeypatch.setattr(traffic, "_counts_so_far", COUNTED)
 
 
 @pytest.mark.parametrize(("segments", "chunks"), [(1, 3), (3, 2)])
@@ -164,7 +164,7 @@ def numbers(cell: str) -> list[float]:
 def test_the_page_says_what_the_forward_kernels_do(monkeypatch: pytest.MonkeyPatch) -> None:
     """At the first size on the first machine; the rest takes minutes."""
     monkeypatch.setattr(traffic, "_backward", lambda *_: None)
-    monkeypatch.setattr(traffic, "_known", {})
+    monkeypatch.setattr(traffic, "_counts_so_far", {})
     found = asdict(traffic.count_ours(TARGETS[H800.target], *traffic.SIZES[0]))
     report = traffic.report_of({("ours", H800.target): {traffic.size_name(*traffic.SIZES[0]): found}})
     assert kernel_table(report, "ours", "forward").markdown() in PAGE.read_text()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gsa.bench.gpu.workers import Died, results
+from gsa.bench.gpu.workers import WorkerDied, results
 
 from . import worker_cases
 
@@ -27,7 +27,7 @@ def test_errors_and_deaths_stay_where_they_happen() -> None:
     ]
     found = dict(results(tasks, 1))
     assert (found[0], found[4]) == (9, 25)
-    assert isinstance(found[1], Died)
+    assert isinstance(found[1], WorkerDied)
     assert "SIGSEGV" in str(found[1])
     assert str(found[2]) == "KeyError: 'why'"
     assert "exit code 3" in str(found[3])

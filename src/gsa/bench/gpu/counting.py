@@ -25,7 +25,7 @@ from triton.runtime import interpreter
 # known here; rates of processors are given in flops, too.
 ARITHMETIC = ("fadd", "fsub", "fmul", "fdiv", "precise_divf", "fma", "minimumf", "maximumf", "minnumf", "maxnumf")
 EXPONENTIALS = ("exp", "exp2", "log", "log2", "sqrt", "precise_sqrt", "rsqrt")
-GATHERED = 1 << 22  # addresses held before doubles are dropped
+MOST_ADDRESSES = 1 << 22  # addresses held before doubles are dropped
 
 
 @dataclass
@@ -74,22 +74,22 @@ def slot_inputs(T: int, width: int, slots: int, gate_dtype: torch.dtype) -> tupl
     return q, k, v, (torch.nn.functional.logsigmoid(logits) / 8).to(gate_dtype)
 
 
-def _place(x: Tensor) -> int:
-    """Of its memory, which is that of other tensors, too; meta tensors have some as well."""
+def _storage(x: Tensor) -> int:
+    """What identifies the memory of a tensor, which views of it share; meta tensors have one, too."""
     return x.untyped_storage()._cdata
 
 
 @contextmanager
 def saved_for_backward(inputs: Iterable[Tensor]) -> Iterator[Saved]:
     """Inside, what autograd saves is added up, each tensor once."""
-    saved, passed_in, seen = Saved(), {_place(x) for x in inputs}, set()
+    saved, passed_in, seen = Saved(), {_storage(x) for x in inputs}, set()
 
     def pack(x: Tensor) -> Tensor:
-        place = _place(x)
-        if place not in seen:
-            seen.add(place)
-            saved.inputs += x.nbytes if place in passed_in else 0
-            saved.extra += 0 if place in passed_in else x.nbytes
+        storage = _storage(x)
+        if storage not in seen:
+            seen.add(storage)
+            saved.inputs += x.nbytes if storage in passed_in else 0
+            saved.extra += 0 if storage in passed_in else x.nbytes
         return x
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
@@ -119,7 +119,7 @@ class _Addresses:
     def add(self, addresses: Any) -> None:
         self._parts.append(addresses)
         self._held += addresses.size
-        if self._held > GATHERED:
+        if self._held > MOST_ADDRESSES:
             self._parts = [np.unique(np.concatenate(self._parts))]
             # What is left may be close to the limit; the next round begins from there.
             self._held = 0
@@ -235,8 +235,8 @@ class _Counter:
 class _TorchOperations(TorchDispatchMode):
     """Reads and writes of torch's operations that are not views and not fresh memory."""
 
-    FRESH = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach")
-    UNREAD = ("fill_", "zero_", "zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full")
+    ALLOCATIONS = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach")
+    WRITE_ONLY = ("fill_", "zero_", "zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full")
 
     def __init__(self, counter: _Counter):
         super().__init__()
@@ -247,9 +247,9 @@ class _TorchOperations(TorchDispatchMode):
         name, schema = func.overloadpacket.__name__, func._schema
         view = any(x.alias_info is not None and not x.alias_info.is_write for x in schema.returns)
         # The interpreter's own handling of arguments is not the kernel's.
-        if self._counter.running is None and not view and name not in self.FRESH:
+        if self._counter.running is None and not view and name not in self.ALLOCATIONS:
             inputs = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-            inputs = [] if name in self.UNREAD else inputs[1:] if name == "copy_" else inputs
+            inputs = [] if name in self.WRITE_ONLY else inputs[1:] if name == "copy_" else inputs
             read = sum(_bytes(x) for x in inputs)
             written = sum(_bytes(x) for x in tree_leaves(result) if isinstance(x, Tensor))
             if read + written:

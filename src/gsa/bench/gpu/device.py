@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
 
 
-def found(name: str) -> torch.device:
+def find_gpu(name: str) -> torch.device:
     """The GPU called `name` ("cuda", "cuda:1"), or a sentence about why it is not there."""
     import torch
 
@@ -30,7 +30,7 @@ def found(name: str) -> torch.device:
     return torch.device("cuda", index)
 
 
-def description(device: torch.device) -> dict[str, Any]:
+def describe_gpu(device: torch.device) -> dict[str, Any]:
     """What a reader of the figures has to know: the GPU and the versions of everything that has a part in them."""
     import torch
 
@@ -55,7 +55,7 @@ def installed(package: str) -> str | None:
         return None
 
 
-def fla() -> tuple[Callable[..., Any], Callable[..., Any]] | None:
+def fla_functions() -> tuple[Callable[..., Any], Callable[..., Any]] | None:
     """flash-linear-attention's gated slot attention, by chunks and by single tokens, if it is installed."""
     if installed("fla-core") is None:
         return None

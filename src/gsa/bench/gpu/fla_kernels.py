@@ -25,10 +25,10 @@ from gsa.errors import GSAError
 from gsa.ops.triton.ahead_of_time import Figures, Source, compiled, source, triton_target
 from gsa.ops.triton.launch import Launch, Target
 
-_shown: list[Target] = []
+_pretended: list[Target] = []
 
 
-def check() -> None:
+def require_fla() -> None:
     """Raises if the package is not installed."""
     if find_spec("fla") is None:
         raise GSAError("kernels: flash-linear-attention is not installed (pip install fla-core)")
@@ -38,7 +38,7 @@ def sources(case: Case) -> list[tuple[Source, ...]]:
     """Of each kernel that chunk_gsa launches forward and backward, once: the settings that it would try."""
     import torch
 
-    _show(case.target)
+    _pretend(case.target)
     chunk_gsa = import_module("fla.ops.gsa").chunk_gsa
 
     def made(features: int) -> torch.Tensor:
@@ -46,16 +46,16 @@ def sources(case: Case) -> list[tuple[Source, ...]]:
         return torch.empty(BATCH, LENGTH, case.heads, features, device="meta", dtype=dtype, requires_grad=True)
 
     q, k, v = (made(case.width) for _ in range(3))
-    with _written_down() as launches:
+    with _recorded_launches() as launches:
         o, _ = chunk_gsa(q, k, v, made(case.slots), made(case.slots), scale=1.0)
         o.backward(torch.empty_like(o))
     found = (tuple(source(launch, case.target) for launch in alternatives) for alternatives in launches)
     return list(dict.fromkeys(found))
 
 
-def best(alternatives: tuple[Source, ...]) -> tuple[Figures, int]:
+def compiled_best(alternatives: tuple[Source, ...]) -> tuple[Figures, int]:
     """The figures of the settings taken, and how many had to be tried."""
-    _show(alternatives[0].target)
+    _pretend(alternatives[0].target)
     seen: list[Figures] = []
     for place, alternative in enumerate(alternatives):
         try:
@@ -69,15 +69,15 @@ def best(alternatives: tuple[Source, ...]) -> tuple[Figures, int]:
     return min(seen, key=lambda x: (x.shared_bytes > x.shared_limit, x.spilled_bytes)), len(alternatives)
 
 
-def _show(target: Target) -> None:
+def _pretend(target: Target) -> None:
     """Has the package, which is imported here first, find the target in place of a GPU."""
-    if _shown == [target]:
+    if _pretended == [target]:
         return
     assert "fla" not in sys.modules, "it looks but once"
     import torch
     from triton.runtime import driver
 
-    _shown.append(target)
+    _pretended.append(target)
     properties = {"max_shared_mem": target.shared_bytes, "multiprocessor_count": target.processors}
     driver.set_active(
         SimpleNamespace(
@@ -102,7 +102,7 @@ def _capability(target: Target) -> tuple[int, int]:
 
 
 @contextmanager
-def _written_down() -> Iterator[list[list[Launch]]]:
+def _recorded_launches() -> Iterator[list[list[Launch]]]:
     """Inside, what is launched is listed, with all the settings that would be tried."""
     from triton.compiler import make_backend
     from triton.runtime.autotuner import Autotuner
@@ -113,7 +113,7 @@ def _written_down() -> Iterator[list[list[Launch]]]:
 
     def run(self: Any, *args: Any, grid: Any, warmup: bool, **given: Any) -> None:
         arguments = dict(zip(self.arg_names, args, strict=False)) | given
-        usual = make_backend(triton_target(_shown[0])).parse_options({})
+        usual = make_backend(triton_target(_pretended[0])).parse_options({})
         warps, stages = (arguments.pop(name, None) or getattr(usual, name) for name in ("num_warps", "num_stages"))
         for name in ("num_ctas", "maxnreg", "ir_override"):  # settings that could be, and never are
             assert arguments.pop(name, None) in (None, 1)

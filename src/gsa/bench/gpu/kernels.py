@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 WIDTHS = (64, 128, 256, 512)
 SLOTS = (32, 64, 128)
-PAPER = (512, 64)
+PAPER_SIZE = (512, 64)
 """Width and slots of a head of the paper's models of 1.3B and 2.7B parameters."""
 
 
@@ -60,15 +60,15 @@ def kernels(
         raise GSAError("kernels: Triton is not installed (pip install triton)")
     prepare("kernels", json=json, markdown=markdown, width=width, slots=slots, jobs=jobs)
     if fla:
-        from gsa.bench.gpu.fla_kernels import check
+        from gsa.bench.gpu.fla_kernels import require_fla
 
-        check()
+        require_fla()
     names = ["sm_90"] if quick and target == "all" else [x for x in TARGETS if target in ("all", x)]
     dtypes = ["bf16"] if quick and dtype == "all" else [x for x in DTYPES if dtype in ("all", x)]
-    widths = [width] if width is not None else [PAPER[0]] if quick else WIDTHS
-    counts = [slots] if slots is not None else [PAPER[1]] if quick else SLOTS
+    widths = [width] if width is not None else [PAPER_SIZE[0]] if quick else WIDTHS
+    counts = [slots] if slots is not None else [PAPER_SIZE[1]] if quick else SLOTS
     cases = [
-        Case(TARGETS[name], kind, side, count, thorough=not quick and (side, count) == PAPER)
+        Case(TARGETS[name], kind, side, count, thorough=not quick and (side, count) == PAPER_SIZE)
         for name in names
         for kind in dtypes
         for side in widths
@@ -125,7 +125,7 @@ def _ours(cases: list[Case], jobs: int, tell: Callable[[str], None]) -> list[Row
     from gsa.ops.triton.ahead_of_time import compiled
 
     uses: dict[Source, list[tuple[str, Case]]] = {}
-    for case, found in zip(cases, _all([partial(sources, case) for case in cases], jobs), strict=True):
+    for case, found in zip(cases, _all_results([partial(sources, case) for case in cases], jobs), strict=True):
         for operation, source in found:
             uses.setdefault(source, []).append((operation, case))
     ours, rows = list(uses), []
@@ -141,11 +141,12 @@ def _theirs(cases: list[Case], jobs: int, tell: Callable[[str], None]) -> list[R
     from gsa.bench.gpu import fla_kernels
 
     uses: dict[tuple[Source, ...], list[tuple[str, Case]]] = {}
-    for case, found in zip(cases, _all([partial(fla_kernels.sources, case) for case in cases], jobs), strict=True):
+    listed = _all_results([partial(fla_kernels.sources, case) for case in cases], jobs)
+    for case, found in zip(cases, listed, strict=True):
         for settings in found:
             uses.setdefault(settings, []).append(("chunk_gsa", case))
     theirs, rows = list(uses), []
-    with closing(results([partial(fla_kernels.best, settings) for settings in theirs], jobs)) as found_out:
+    with closing(results([partial(fla_kernels.compiled_best, settings) for settings in theirs], jobs)) as found_out:
         for place, result in found_out:
             settings = theirs[place]
             figures, tried = result if isinstance(result, tuple) else (result, len(settings))
@@ -154,7 +155,7 @@ def _theirs(cases: list[Case], jobs: int, tell: Callable[[str], None]) -> list[R
     return rows
 
 
-def _all(tasks: list[partial[Any]], jobs: int) -> list[Any]:
+def _all_results(tasks: list[partial[Any]], jobs: int) -> list[Any]:
     """What all tasks return, in their order."""
     found = dict(results(tasks, jobs))
     for result in found.values():

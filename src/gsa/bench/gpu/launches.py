@@ -55,7 +55,8 @@ def sources(case: Case) -> list[tuple[str, Source]]:
 
 
 Operation = Callable[[Callable[[], None]], object]
-"""Is given what forgets all launches so far: those of a forward pass that a backward pass needs."""
+"""Something whose launches are recorded. It is passed a function that deletes those recorded so far: a backward pass
+needs a forward pass first, calls the function after it, and so leaves only its own launches."""
 
 
 def _operations(case: Case) -> dict[str, Operation]:

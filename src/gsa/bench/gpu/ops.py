@@ -81,9 +81,9 @@ def run(name: str, quick: bool, backend: str, progress: bool) -> dict[str, Any]:
     """All numbers of the benchmark, on the GPU of this name."""
     from rich.console import Console
 
-    from gsa.bench.gpu.device import found
+    from gsa.bench.gpu.device import find_gpu
 
-    device = found(name)
+    device = find_gpu(name)
     with Console(stderr=True, quiet=not progress).status("measuring") as status:
         return measure(device, quick, backend, status.update)
 
@@ -92,7 +92,7 @@ def measure(device: torch.device, quick: bool, backend: str, tick: Callable[[str
     """All numbers of the benchmark."""
     import torch
 
-    from gsa.bench.gpu.device import description
+    from gsa.bench.gpu.device import describe_gpu
 
     wide = [Entry(B, T, *HEADS[0], back) for B, T in (BATCHES[:1] if quick else BATCHES) for back in (False, True)]
     narrow = [
@@ -115,7 +115,7 @@ def measure(device: torch.device, quick: bool, backend: str, tick: Callable[[str
             decoded.append(token)
             bandwidths.append(bandwidth)
     return {
-        **description(device),
+        **describe_gpu(device),
         "backend": backend,
         "matmul_tflops": max(rates) / 1e12,
         "copy_gb_per_second": max(bandwidths) / 1e9,
@@ -137,16 +137,17 @@ def contest(entry: Entry, device: torch.device, backend: str, notes: list[str]) 
     from gsa.bench.timing import gpu_clock, race
 
     a, b = torch.randn(2, MATMUL, MATMUL, device=device).bfloat16()
-    contenders = runnable(entrants(entry, device, backend), f"{entry.B} x {entry.T}, {_passes(entry.backward)}", notes)
-    best: dict[str, float | None] = {**race({"matmul": lambda: a @ b, **contenders}, 2.0, clock=gpu_clock)}
+    where = f"{entry.B} x {entry.T}, {_passes(entry.backward)}"
+    contenders = runnable(sequence_contenders(entry, device, backend), where, notes)
+    best = race({"matmul": lambda: a @ b, **contenders}, 2.0, clock=gpu_clock)
     peaks = {name: gpu_peak(run) / 2**20 for name, run in contenders.items()}
-    rate = 2 * MATMUL**3 / _known(best["matmul"])
+    rate = 2 * MATMUL**3 / best["matmul"]
     ours, tokens = best.get("slots"), entry.B * entry.T
     row = Row(
         **asdict(entry),
-        ms=_times(1e3, ours),
-        softmax_ms=_times(1e3, best.get("softmax")),
-        fla_ms=_times(1e3, best.get("fla")),
+        ms=_scaled(1e3, ours),
+        softmax_ms=_scaled(1e3, best.get("softmax")),
+        fla_ms=_scaled(1e3, best.get("fla")),
         tokens_per_second=None if ours is None else tokens / ours,
         matmul_share=None if ours is None or entry.backward else 768 * entry.heads * entry.width * tokens / ours / rate,
         mib=peaks.get("slots"),
@@ -156,11 +157,11 @@ def contest(entry: Entry, device: torch.device, backend: str, notes: list[str]) 
     return row, rate
 
 
-def entrants(entry: Entry, device: torch.device, backend: str) -> dict[str, Run]:
+def sequence_contenders(entry: Entry, device: torch.device, backend: str) -> dict[str, Run]:
     """Ours; softmax attention; flash-linear-attention if it is installed. Gates are in the dtype layers pass on."""
     import torch
 
-    from gsa.bench.gpu.device import fla
+    from gsa.bench.gpu.device import fla_functions
     from gsa.ops import gated_slot_attention
 
     q, k, v, g = tensors((entry.B, entry.T, entry.heads), entry.width, device)
@@ -173,7 +174,7 @@ def entrants(entry: Entry, device: torch.device, backend: str) -> dict[str, Run]
         ),
         "softmax": forward_or_both(lambda: attend(sq, sk, sv, is_causal=True), (sq, sk, sv), entry.backward),
     }
-    other = fla()
+    other = fla_functions()
     if other is not None:
         chunk_gsa, gates = other[0], g.detach().bfloat16()
         inputs = (q.detach(), k.detach(), v.detach(), (1 - gates.exp()).to(gates.dtype), gates)
@@ -204,31 +205,29 @@ def decode(
 
     source = torch.zeros(COPIED, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    contenders = runnable(tokens_of(B, heads, width, device, backend), f"decoding {B}", notes)
+    contenders = runnable(token_contenders(B, heads, width, device, backend), f"decoding {B}", notes)
     with torch.inference_mode():
-        best: dict[str, float | None] = {
-            **race({"copy": lambda: target.copy_(source), **contenders}, 2.0, clock=gpu_clock)
-        }
-    bandwidth = 2 * COPIED / _known(best["copy"])
+        best = race({"copy": lambda: target.copy_(source), **contenders}, 2.0, clock=gpu_clock)
+    bandwidth = 2 * COPIED / best["copy"]
     ours = best.get("slots")
     moved = 2 * 2 * 4 * B * heads * width * SLOTS  # two memories in fp32, read and written
     row = Decoded(
         B,
         heads,
         width,
-        us=_times(1e6 / STEPS, ours),
-        softmax_us=_times(1e6 / STEPS, best.get("softmax")),
-        fla_us=_times(1e6 / STEPS, best.get("fla")),
+        us=_scaled(1e6 / STEPS, ours),
+        softmax_us=_scaled(1e6 / STEPS, best.get("softmax")),
+        fla_us=_scaled(1e6 / STEPS, best.get("fla")),
         copy_share=None if ours is None else STEPS * moved / ours / bandwidth,
     )
     return row, bandwidth
 
 
-def tokens_of(B: int, heads: int, width: int, device: torch.device, backend: str) -> dict[str, Run]:
+def token_contenders(B: int, heads: int, width: int, device: torch.device, backend: str) -> dict[str, Run]:
     """What decodes `STEPS` tokens, by name."""
     import torch
 
-    from gsa.bench.gpu.device import fla
+    from gsa.bench.gpu.device import fla_functions
     from gsa.ops import SlotState, gated_slot_attention_step, use_backend
 
     q, k, v, g = tensors((B, heads), width, device)
@@ -248,7 +247,7 @@ def tokens_of(B: int, heads: int, width: int, device: torch.device, backend: str
             attend(q.view(B, -1, 1, 64), cache[0], cache[1])
 
     found: dict[str, Run] = {"slots": slots, "softmax": softmax}
-    other = fla()
+    other = fla_functions()
     if other is not None:
         fused_recurrent_gsa, gates = other[1], g.bfloat16()
         token = [x[:, None] for x in (q, k, v, (1 - gates.exp()).to(gates.dtype), gates)]
@@ -261,14 +260,14 @@ def tokens_of(B: int, heads: int, width: int, device: torch.device, backend: str
     return found
 
 
-def runnable(entrants: dict[str, Run], where: str, notes: list[str]) -> dict[str, Run]:
+def runnable(contenders: dict[str, Run], where: str, notes: list[str]) -> dict[str, Run]:
     """Those that run once without an error. What became of the others goes to the notes; ours may only lack memory."""
     import torch
 
     from gsa.errors import OutOfMemory
 
     able = {}
-    for name, run in entrants.items():
+    for name, run in contenders.items():
         try:
             run()
             torch.cuda.synchronize()
@@ -283,10 +282,5 @@ def runnable(entrants: dict[str, Run], where: str, notes: list[str]) -> dict[str
     return able
 
 
-def _times(factor: float, x: float | None) -> float | None:
+def _scaled(factor: float, x: float | None) -> float | None:
     return None if x is None else factor * x
-
-
-def _known(x: float | None) -> float:
-    assert x is not None
-    return x

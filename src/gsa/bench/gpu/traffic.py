@@ -147,7 +147,7 @@ def _tensors(B: int, T: int) -> tuple[Tensor, ...]:
     return *(empty(WIDTH, torch.bfloat16) for _ in range(3)), empty(SLOTS, torch.float32)
 
 
-_known: dict[tuple[Target, int, int], Counted] = {}
+_counts_so_far: dict[tuple[Target, int, int], Counted] = {}
 
 
 def _counted(target: Target, segments: int, chunks: int) -> Counted:
@@ -159,7 +159,7 @@ def _counted(target: Target, segments: int, chunks: int) -> Counted:
     from gsa.ops.triton.launch import pretending
 
     key = (target, segments, chunks)
-    if key not in _known:
+    if key not in _counts_so_far:
         segment = chunks * plan.settings(target, torch.bfloat16).chunk
         inputs = slot_inputs(segments * segment, WIDTH, SLOTS, gate_dtype=torch.float32)
         do = torch.randn_like(inputs[2])
@@ -167,8 +167,8 @@ def _counted(target: Target, segments: int, chunks: int) -> Counted:
             left = _forward(inputs)
             forward = len(works)
             _backward(inputs, do, left)
-        _known[key] = Counted(works[:forward], works[forward:], Saved())
-    return _known[key]
+        _counts_so_far[key] = Counted(works[:forward], works[forward:], Saved())
+    return _counts_so_far[key]
 
 
 def _launched(target: Target, B: int, T: int) -> tuple[list[Launch], Saved]:

@@ -17,7 +17,7 @@ Task = Callable[[], Any]
 """A partial of a function at the top of a module; it and what it returns go from process to process."""
 
 
-class Died(Exception):
+class WorkerDied(Exception):
     """A process ended in the midst of its work."""
 
 
@@ -38,8 +38,8 @@ def results(tasks: Sequence[Task], jobs: int) -> Generator[tuple[int, Any], None
     workers: list[_Worker] = []
     with tempfile.TemporaryDirectory(prefix="gsa-") as folder:
         try:
-            workers += (_begun(folder) for _ in range(min(jobs, len(tasks))))
-            busy = [worker for worker in workers if _given(worker, tasks, waiting)]
+            workers += (_start(folder) for _ in range(min(jobs, len(tasks))))
+            busy = [worker for worker in workers if _give_task(worker, tasks, waiting)]
             while busy:
                 for ready in wait([worker.connection for worker in busy]):
                     worker = next(worker for worker in busy if worker.connection is ready)
@@ -49,19 +49,19 @@ def results(tasks: Sequence[Task], jobs: int) -> Generator[tuple[int, Any], None
                         result = worker.connection.recv()
                     except (EOFError, ConnectionResetError):
                         worker.process.join()
-                        result = Died(f"the compiler died ({_how(worker.process.exitcode)})")
+                        result = WorkerDied(f"the compiler died ({_exit_reason(worker.process.exitcode)})")
                         workers.remove(worker)
-                        worker = _begun(folder)
+                        worker = _start(folder)
                         workers.append(worker)
-                    if _given(worker, tasks, waiting):
+                    if _give_task(worker, tasks, waiting):
                         busy.append(worker)
                     yield done, result
         finally:
             for worker in workers:
-                _ended(worker)
+                _end(worker)
 
 
-def _begun(folder: str) -> _Worker:
+def _start(folder: str) -> _Worker:
     context = get_context("spawn")  # what has been imported here, or is running in threads, stays here
     ours, theirs = context.Pipe()
     process = context.Process(target=_work, args=(theirs, folder), daemon=True)
@@ -70,7 +70,7 @@ def _begun(folder: str) -> _Worker:
     return _Worker(process, ours)
 
 
-def _given(worker: _Worker, tasks: Sequence[Task], waiting: Iterator[int]) -> bool:
+def _give_task(worker: _Worker, tasks: Sequence[Task], waiting: Iterator[int]) -> bool:
     """Whether there was something left for the worker to do."""
     place = next(waiting, None)
     if place is None:
@@ -81,7 +81,7 @@ def _given(worker: _Worker, tasks: Sequence[Task], waiting: Iterator[int]) -> bo
     return True
 
 
-def _ended(worker: _Worker) -> None:
+def _end(worker: _Worker) -> None:
     """Ends a process with what it has started: it leads a group of its own."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(worker.process.pid or 0, signal.SIGKILL)
@@ -102,11 +102,11 @@ def _work(connection: Connection, folder: str) -> None:
             try:
                 result = task()
             except Exception as error:
-                result = _plain(error)
+                result = _sendable(error)
             connection.send(result)
 
 
-def _plain(error: Exception) -> Exception:
+def _sendable(error: Exception) -> Exception:
     """The error with nothing but words, since not every error can go to another process."""
     from gsa.errors import GSAError
 
@@ -115,5 +115,5 @@ def _plain(error: Exception) -> Exception:
     return GSAError(*error.args) if isinstance(error, GSAError) else RuntimeError(f"{type(error).__name__}: {error}")
 
 
-def _how(code: int | None) -> str:
+def _exit_reason(code: int | None) -> str:
     return f"signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"

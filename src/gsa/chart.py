@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from pathlib import Path
 
 from gsa.errors import GSAError
+from gsa.files import written
 
 Series = dict[str, dict[int, float]]
 """name -> {x: y}"""
@@ -46,13 +45,8 @@ def save_lines(series: Series, path: Path, x_name: str, y_name: str, title: str)
     axes.grid(alpha=0.3)
     axes.legend()
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".png")
-    os.close(handle)
     try:
-        figure.savefig(temporary)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+        with written(path) as place:
+            figure.savefig(place, format="png")
     finally:
         pyplot.close(figure)

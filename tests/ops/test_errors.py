@@ -184,6 +184,17 @@ def test_backends() -> None:
         pass
 
 
+def test_an_engine_has_what_it_lists_and_nothing_unknown() -> None:
+    """What an engine lacks, it cannot do: so a name with a mistake in it must not pass for a lack."""
+    known = set(engines.reference.__all__)
+    for name in engines.MODULES:
+        module = getattr(engines, name)
+        assert set(module.__all__) <= known
+        assert all(callable(getattr(module, operation)) for operation in module.__all__)
+    assert known - set(engines.triton.__all__) == {"matvec", "selective_scan"}
+    assert all(set(getattr(engines, name).__all__) == known for name in ("chunk", "native"))
+
+
 def test_use_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     """It decides what "auto" means, loses to a backend that is named, and ends with its context."""
     used = []

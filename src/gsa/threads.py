@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gsa.errors import GSAError
 
-MOST_THREADS = 1024  # far more fail in the midst of things
+MAX_THREADS = 1024  # far more fail in the midst of things
 
 
 def use_threads(threads: int | None) -> None:
@@ -13,8 +13,8 @@ def use_threads(threads: int | None) -> None:
         return
     if threads < 1:
         raise GSAError(f"threads must be at least 1, got {threads}")
-    if threads > MOST_THREADS:
-        raise GSAError(f"threads must be at most {MOST_THREADS}, got {threads}")
+    if threads > MAX_THREADS:
+        raise GSAError(f"threads must be at most {MAX_THREADS}, got {threads}")
     import torch
 
     torch.set_num_threads(threads)

@@ -95,7 +95,7 @@ def test_lanes_that_share_an_address_read_it_once_and_programs_each_for_themselv
 
 
 def test_addresses_stay_few_while_they_are_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_ADDRESSES", 20)
+    monkeypatch.setattr(module, "MAX_ADDRESSES", 20)
     x, y = torch.ones(128), torch.empty(128)
     with counting() as works:
         touch[(8,)](x, y, BLOCK=16)

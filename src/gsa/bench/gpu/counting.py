@@ -25,7 +25,7 @@ from triton.runtime import interpreter
 # known here; rates of processors are given in flops, too.
 ARITHMETIC = ("fadd", "fsub", "fmul", "fdiv", "precise_divf", "fma", "minimumf", "maximumf", "minnumf", "maxnumf")
 EXPONENTIALS = ("exp", "exp2", "log", "log2", "sqrt", "precise_sqrt", "rsqrt")
-MOST_ADDRESSES = 1 << 22  # addresses held before doubles are dropped
+MAX_ADDRESSES = 1 << 22  # addresses held before doubles are dropped
 
 
 @dataclass
@@ -119,7 +119,7 @@ class _Addresses:
     def add(self, addresses: Any) -> None:
         self._parts.append(addresses)
         self._held += addresses.size
-        if self._held > MOST_ADDRESSES:
+        if self._held > MAX_ADDRESSES:
             self._parts = [np.unique(np.concatenate(self._parts))]
             # What is left may be close to the limit; the next round begins from there.
             self._held = 0

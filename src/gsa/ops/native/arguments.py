@@ -19,7 +19,7 @@ from gsa.ops.sequences import most_marks, sequence_bounds
 MARK_CHUNKS = 4
 """The forward pass keeps a state at every so many chunks; the backward pass computes those between them again."""
 
-MOST_FEATURES, MOST_QUERIES = 1 << 24, 1 << 16
+MAX_FEATURES, MAX_QUERIES = 1 << 24, 1 << 16
 """So that no index in C++ overflows."""
 
 
@@ -38,8 +38,8 @@ class Arguments:
             x = _plain(x)
             if x.shape[-1] > 1 and x.stride(-1) != 1:
                 x = x.contiguous()
-            if x.shape[-1] > MOST_FEATURES:
-                raise GSAError(f"{name} has heads of {x.shape[-1]}, the native engine takes at most {MOST_FEATURES}")
+            if x.shape[-1] > MAX_FEATURES:
+                raise GSAError(f"{name} has heads of {x.shape[-1]}, the native engine takes at most {MAX_FEATURES}")
             self.alive.append(x)
             strides = x.stride()
             time = strides[1] if x.dim() == 4 else 0
@@ -85,8 +85,8 @@ class Arguments:
 
 def queries_per_head(query_heads: int, heads: int) -> int:
     queries = query_heads // heads
-    if queries > MOST_QUERIES:
-        raise GSAError(f"q has {queries} heads per head of k, the native engine takes at most {MOST_QUERIES}")
+    if queries > MAX_QUERIES:
+        raise GSAError(f"q has {queries} heads per head of k, the native engine takes at most {MAX_QUERIES}")
     return queries
 
 

@@ -14,7 +14,7 @@ namespace gsa {
 namespace GSA_ISA {
 namespace {
 
-// Nats of decay per token, on average over a chunk, up to which it is split (as in gsa/ops/decay.py).
+// Nats of decay per token, on average over a chunk, up to which it is split (as in gsa/ops/chunk/decay.py).
 template <class T>
 constexpr double kSplitLimit = sizeof(T) == 4 ? 1.0 : 8.0;
 

@@ -1,4 +1,5 @@
-// Working memory of a thread's calls. Kept between them: fresh pages cost more than the arithmetic of short calls.
+// Memory of calls: numbers that live as long as a call, and a thread's working memory. That is kept between calls,
+// since fresh pages cost more than the arithmetic of short ones.
 #pragma once
 
 #include <cstddef>

@@ -4,17 +4,12 @@
 #include "isa.h"
 #include "memory.h"
 #include "operator.h"
+#include "parallel.h"
 
 namespace gsa {
 namespace {
 
 thread_local WorkingMemory memory;
-
-// Threads that pay: starting one costs about as much as a million operations.
-int useful_threads(int threads, double operations) {
-    const double most = operations / 1e6;
-    return threads < most ? threads : most < 1 ? 1 : static_cast<int>(most);
-}
 
 double tokens(const GsaShape& shape) {
     double sum = 0;

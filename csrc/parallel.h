@@ -9,4 +9,10 @@ typedef void (*Work)(void* context, int rank, int size);
 // are done. `size` is the number that really run, which may be smaller than asked for.
 void parallel(int threads, Work work, void* context);
 
+// Threads that pay: starting one costs about as much as a million operations.
+inline int useful_threads(int threads, double operations) {
+    const double most = operations / 1e6;
+    return threads < most ? threads : most < 1 ? 1 : static_cast<int>(most);
+}
+
 }  // namespace gsa

@@ -1,6 +1,7 @@
 // The C interface of the selective scan: the plan, working memory and the number of threads, then the kernels.
 #include "isa.h"
 #include "memory.h"
+#include "parallel.h"
 #include "selective_scan.h"
 
 namespace gsa {
@@ -10,12 +11,6 @@ thread_local WorkingMemory scan_memory;
 
 // Runs of sequences, so that there is work for several threads where channels are few.
 constexpr int64_t kRuns = 16;
-
-// Threads that pay: starting one costs about as much as a million operations.
-int useful_threads(int threads, double operations) {
-    const double most = operations / 1e6;
-    return threads < most ? threads : most < 1 ? 1 : static_cast<int>(most);
-}
 
 }  // namespace
 }  // namespace gsa

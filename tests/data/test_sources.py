@@ -189,7 +189,7 @@ def test_several_packed_files_in_one_are_one(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("small_blocks")
 def test_a_row_too_long_for_memory_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(portions, "LONGEST_ROW", 2000)
+    monkeypatch.setattr(portions, "MAX_ROW_BYTES", 2000)
     (tmp_path / "a.jsonl").write_bytes(jsonl(["one", "x" * 5000, "two", "y" * 9000]))
     found, findings = read(tmp_path / "a.jsonl")
     assert found == ["one", "two"]
@@ -304,7 +304,7 @@ def test_json_with_an_object_in_the_first_line_is_rows(
 
 
 def test_a_first_row_too_long_for_memory_is_still_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "LONGEST_ROW", 100_000)
+    monkeypatch.setattr(sources, "MAX_ROW_BYTES", 100_000)
     (tmp_path / "a.json").write_bytes(jsonl(["x" * 300_000, "second"]))
     assert [entry.kind for entry in plan([str(tmp_path)])[0]] == ["jsonl"]
 

@@ -11,6 +11,7 @@ import torch
 import yaml
 from torch import Tensor
 
+from gsa import pretrained
 from gsa.cli.export import export
 from gsa.errors import GSAError
 from gsa.models import LM, ModelConfig
@@ -171,8 +172,9 @@ def test_mistakes_are_said_before_anything_is_written(run: Path, tmp_path: Path)
     empty = tmp_path / "empty"
     (empty / "checkpoints").mkdir(parents=True)
     cases = [
-        ((tmp_path / "nowhere", "out"), {}, "export: model .* was not found: there is no folder"),
-        (("gsa-tiny", "out"), {}, "is a model, but neither a checkpoint of training nor a run"),
+        ((tmp_path / "nowhere", "out"), {}, "export: model .* was not found: there is no such folder"),
+        (("gsa-tiny", "out"), {}, "export: model 'gsa-tiny' was not found: there is no such folder"),
+        ((pretrained.folder("gsa-tiny"), "out"), {}, "is a model, but neither a checkpoint of training nor a run"),
         ((empty, "out"), {}, "has no whole checkpoint"),
         ((one, "out"), {"best": True}, "--best chooses among those of a run's folder"),
         ((tmp_path / "plain", "out"), {"best": True}, "the run has not evaluated any"),

@@ -1,4 +1,4 @@
-"""The command `gsa`: verb -> function, nothing else. Help texts are the functions' docstrings."""
+"""The command `gsa`: finds the verb, parses its options and runs it. Help texts are the functions' docstrings."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json as json_module
 from typing import Any
 
-LEAST_SHARD = 2**16  # each shard is two files, and is listed again in every record
+MIN_SHARD_TOKENS = 2**16  # each shard is two files, and is listed again in every record
 
 
 def prepare(
@@ -37,7 +37,8 @@ def prepare(
         field: Where the text is in a row of .jsonl, .parquet or a dataset.
         exclude: Patterns of files and folders to leave out, with commas between, e.g. '*.log,drafts,books/a.txt'. They
             are compared with names, and with paths below the source or as given. Each has to fit a file.
-        max_tokens: Tokens after which it ends, a little later at the end of a block; all by default.
+        max_tokens: Tokens after which it ends, a little later: with the portion of about a megabyte in which they are
+            reached; all by default.
         processes: How many processes encode; all cores by default.
         shard_tokens: Tokens in a shard; at least 65536.
         strict: End at the first row that cannot be read, or byte that is not UTF-8, and say where it is.
@@ -46,8 +47,8 @@ def prepare(
     from gsa.data.prepare import prepare as run
     from gsa.errors import GSAError
 
-    if shard_tokens < LEAST_SHARD:
-        raise GSAError(f"data: shard_tokens must be at least {LEAST_SHARD}, got {shard_tokens}")
+    if shard_tokens < MIN_SHARD_TOKENS:
+        raise GSAError(f"data: shard_tokens must be at least {MIN_SHARD_TOKENS}, got {shard_tokens}")
     manifest = run(
         sources,
         tokenizer,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json as json_module
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
@@ -31,12 +30,13 @@ def export(
         licence: Licence for the model card, e.g. apache-2.0; none is stated by default.
         json: Print JSON instead of text.
     """
+    from gsa.cli.console import tell
     from gsa.train.export import export_checkpoint
 
     done = export_checkpoint(
         checkpoint,
         Path(out),
-        lambda line: print(f"gsa: {line}", file=sys.stderr),
+        tell,
         best=best,
         ema=ema,
         dtype=dtype,

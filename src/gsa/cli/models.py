@@ -16,7 +16,9 @@ def models(json: bool = False) -> None:
     Args:
         json: Print JSON instead of a table.
     """
-    rows = [describe(name) for name in _names()]
+    from gsa.models import presets
+
+    rows = [describe(name) for name in presets()]
     show(rows, [_table(rows)], json=json)
 
 
@@ -37,12 +39,6 @@ def import_(path: str, out: str) -> None:
     print(
         f"{done.kind}: {done.parameters / 1e6:.1f}M parameters, {done.config.num_hidden_layers} layers -> {out}{beside}"
     )
-
-
-def _names() -> list[str]:
-    from gsa.models import presets
-
-    return presets()
 
 
 def describe(name: str) -> dict[str, Any]:

@@ -179,7 +179,7 @@ def help_of(group: Group, command: str) -> str:
     if group is GSA:
         options.add_argument("--version", action="store_true", help="Print version and exit.")
     options.add_argument("--config", help="Path to a configuration file with a verb and its options.")
-    options.add_argument("--print_config", action="store_true", help="Print the configuration and exit.")
+    options.add_argument("--print_config", action="store_true", help="Print the configuration of a verb and exit.")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", description=f"{command} VERB --help tells more of it.")
     for name, entry in group.verbs.items():
         verbs.add_parser(name, help=entry.summary.replace("%", "%%"), add_help=False)

@@ -14,12 +14,12 @@ from typing import Any, BinaryIO
 
 from gsa.data.optional import first_line, hub_failures
 from gsa.data.sources import Input, open_dataset, parquet
-from gsa.data.streams import LONGEST_ROW, Stream
+from gsa.data.streams import MAX_ROW_BYTES, Stream
 from gsa.data.tokenizer import cut_before
 from gsa.errors import GSAError
 
 PORTION_BYTES = 1 << 20
-"""Longest part of a text, in bytes. A portion ends after the part with which it has half as many bytes or more."""
+"""Longest part of a text, in bytes. A portion ends with the part that brings it to half of this or more."""
 VALUE_BYTES = 64
 """What a value of a column counts besides its text, in bytes, so that a part of empty values ends too."""
 MAX_BATCH_ROWS = 256
@@ -138,7 +138,7 @@ def _jsonl(entry: Input, text_field: str, position: Position) -> Parts:
             lines, rest, ends, skipped = _whole_lines(stream, rest)
             if skipped:
                 end, _, lines = lines.partition(b"\n")
-                part = Part(entry.name, "jsonl", position.line, b"", damage=f"a row of more than {LONGEST_ROW} bytes")
+                part = Part(entry.name, "jsonl", position.line, b"", damage=f"a row of more than {MAX_ROW_BYTES} bytes")
                 position = Position(position.input, position.offset + skipped + len(end) + 1, position.line + 1)
                 yield part, 0, stream.consumed, position
             part = Part(entry.name, "jsonl", position.line, lines, damage=stream.damage if ends else None)
@@ -159,7 +159,7 @@ def _whole_lines(stream: Stream, rest: bytes) -> tuple[bytes, bytes, bool, int]:
             return bytes(data), b"", True, skipped
         if cut := data.rfind(b"\n", searched) + 1:
             return bytes(data[:cut]), bytes(data[cut:]), False, skipped
-        if len(data) > LONGEST_ROW:
+        if len(data) > MAX_ROW_BYTES:
             skipped += len(data)
             data.clear()
         asked = PORTION_BYTES

@@ -23,7 +23,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from gsa.data.optional import first_line, hub_failures, optional
-from gsa.data.streams import COMPRESSIONS, LONGEST_ROW, MAGIC, Stream, zstandard
+from gsa.data.streams import COMPRESSIONS, MAGIC, MAX_ROW_BYTES, Stream, zstandard
 from gsa.errors import GSAError
 
 ROWS = {".jsonl", ".ndjson"}
@@ -192,7 +192,7 @@ def _first_line(stream: Stream, head: bytes) -> bytes:
     while more:
         text, end, _ = (more if line else more.lstrip()).partition(b"\n")
         line += text
-        if end or len(line) > LONGEST_ROW:
+        if end or len(line) > MAX_ROW_BYTES:
             break
         more = stream.read(SNIFFED)
     return bytes(line)
@@ -200,7 +200,7 @@ def _first_line(stream: Stream, head: bytes) -> bytes:
 
 def _is_row(line: bytes) -> bool:
     """Whether a line is a JSON object; one that is too long to tell is, by its beginning."""
-    if not line.startswith(b"{") or len(line) > LONGEST_ROW:
+    if not line.startswith(b"{") or len(line) > MAX_ROW_BYTES:
         return line.startswith(b"{")
     try:
         json.loads(line.decode("utf-8", "replace"))

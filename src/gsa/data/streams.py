@@ -11,7 +11,7 @@ from gsa.data.optional import optional
 COMPRESSIONS = {".gz": "gz", ".zst": "zst"}
 MAGIC = {"gz": (b"\x1f\x8b",), "zst": (b"\x28\xb5\x2f\xfd", *(bytes([0x50 + i, 0x2A, 0x4D, 0x18]) for i in range(16)))}
 """The first bytes of such files; a zst file may also begin with a frame that is to be skipped."""
-LONGEST_ROW = 1 << 26
+MAX_ROW_BYTES = 1 << 26
 """A longer row of a .jsonl file is a bad one: it would have to be in memory as a whole."""
 # Bytes taken at a time: few, since one compressed byte may become thousands.
 GZ_INPUT, GZ_OUTPUT, ZST_INPUT = 1 << 16, 1 << 18, 1 << 11

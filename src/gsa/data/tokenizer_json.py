@@ -26,9 +26,8 @@ class JsonTokenizer(Tokenizer):
 
     def __init__(self, name: str, text: str, config: dict[str, Any], eos_id: int, chat_template: str | None = None):
         content = json.loads(text)
-        if (
-            content["model"].get("dropout") is not None
-        ):  # leaves out merges at random: the same text would get other ids each time
+        # Dropout leaves out merges at random: the same text would get other ids each time.
+        if content["model"].get("dropout") is not None:
             content["model"]["dropout"] = None
             text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
         self.name, self._text, self._config, self.eos_id = name, text, config, eos_id

@@ -21,7 +21,7 @@ from gsa.data.tokenizer_json import JsonTokenizer
 from gsa.errors import GSAError
 
 BYTES = 256
-LARGEST = 2**20
+MAX_VOCABULARY = 2**20
 WORDS = "|".join(
     (
         r" ?[\p{L}\p{M}]+",  # a word with the space before it
@@ -56,8 +56,8 @@ def train_tokenizer(
 
     if vocab_size < BYTES + 1:
         raise GSAError(f"tokenizer: vocab_size must be at least {BYTES + 1} (bytes and end of text), got {vocab_size}")
-    if vocab_size > LARGEST:
-        raise GSAError(f"tokenizer: vocab_size must be at most {LARGEST}, got {vocab_size}")
+    if vocab_size > MAX_VOCABULARY:
+        raise GSAError(f"tokenizer: vocab_size must be at most {MAX_VOCABULARY}, got {vocab_size}")
     if limit_bytes is not None and limit_bytes < 1:
         raise GSAError(f"tokenizer: limit_bytes must be at least 1, got {limit_bytes}")
     if not str(out):

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from gsa.data.documents import Encoded, encode_parts
 from gsa.data.portions import PORTION_BYTES, Part, Portion
-from gsa.data.streams import LONGEST_ROW
+from gsa.data.streams import MAX_ROW_BYTES
 from gsa.errors import GSAError, memory_errors
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ class Workers:
         self._free: queue.Queue[_Worker] = queue.Queue()
         self._threads = ThreadPoolExecutor(count)
         self._ahead = 2 * count
-        self._max_bytes = 2 * PORTION_BYTES * self._ahead + LONGEST_ROW
+        self._max_bytes = 2 * PORTION_BYTES * self._ahead + MAX_ROW_BYTES
         try:
             for _ in range(count):
                 self._workers.append(_Worker(task))

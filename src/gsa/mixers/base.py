@@ -1,4 +1,4 @@
-"""What every token mixer promises: one answer for whole sequences, any split of them, single tokens, packs and pads.
+"""What every token mixer promises: the same answer for a sequence whole, split, token by token, packed or padded.
 
 Shape letters: B batch, T time, D model width, N sequences.
 """
@@ -74,8 +74,8 @@ class Mixer(nn.Module, ABC):
         `cu_seqlens` [N+1], B is 1 and N sequences lie end to end. `mask` [B, T] is 0 at pads, which may lie anywhere
         and change nothing; y is 0 there. Without `return_state`, no state comes back.
 
-        A model checks and packs once for all of its layers, and gives them `sequences` instead of these two; `shared`
-        is what `shared_inputs` has for this layer.
+        A model checks and packs once for all of its layers: it gives them `sequences` instead of `cu_seqlens` and
+        `mask`. `shared` is what `shared_inputs` has for this layer.
         """
         # Only mixers whose layers share something take it: `mix` of the others refuses the argument.
         more = {} if shared is None else {"shared": shared}

@@ -87,7 +87,7 @@ class HGRN2(Mixer):
 
     @classmethod
     def shared_parameters(cls, layers: Layers) -> dict[str, nn.Parameter]:
-        """`lower_bounds` [layers, D]: the logits of `lower_bounds`, a row for every layer of the model."""
+        """`lower_bounds` [layers, D]: a row of logits for every layer, of which `shared_inputs` makes its bound."""
         if not _bounded(layers):
             return {}  # a parameter without a gradient would stop training on several processes
         return {"lower_bounds": nn.Parameter(torch.zeros(len(layers), layers[0].hidden_size))}

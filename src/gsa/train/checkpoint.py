@@ -216,7 +216,7 @@ def clean(run: Path) -> list[str]:
             shutil.rmtree(path)
             removed.append(path.name)
         for _, path in checkpoints(run):
-            if path.name.endswith(OLD) and _is_replaced(path, path.with_name(path.name.removesuffix(OLD))):
+            if path.name.endswith(OLD) and _replaced_or_restored(path, path.with_name(path.name.removesuffix(OLD))):
                 discard(path)
                 removed.append(path.name)
     except OSError as error:
@@ -224,7 +224,7 @@ def clean(run: Path) -> list[str]:
     return removed
 
 
-def _is_replaced(old: Path, path: Path) -> bool:
+def _replaced_or_restored(old: Path, path: Path) -> bool:
     """Whether the checkpoint that replaces NAME.old is whole; if there is none, the old one gets its name back."""
     if not path.exists():
         os.rename(old, path)

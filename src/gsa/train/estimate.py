@@ -81,8 +81,9 @@ def estimate(
     """What so many steps of training will take on devices like this one, measured in some seconds.
 
     A step is `accumulation` micro-batches of `rows` sequences of `length` tokens in each of `world_size` processes,
-    with fp32 weights and AdamW. With engine fsdp or deepspeed a process holds only a part of weights, gradients and
-    moments; of which, `zero_stage` says for deepspeed. With `reset_at_documents`, rows lie end to end, as in training.
+    with fp32 weights and AdamW. With engine fsdp a process holds only a part of weights, gradients and moments; with
+    deepspeed, `zero_stage` says which of them are shared out. With `reset_at_documents`, rows lie end to end, as in
+    training.
     """
     device = torch.device(device)
     counts = {"length": length, "rows": rows, "accumulation": accumulation, "world_size": world_size, "steps": steps}

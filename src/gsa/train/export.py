@@ -80,9 +80,9 @@ def export_checkpoint(
 
 
 def _chosen(source: str | Path, best: bool, say: Callable[[str], None]) -> Checkpoint:
-    """The checkpoint that is meant by a name or folder."""
+    """The checkpoint that is meant by a folder. Only what was trained here has one, so names are not looked for."""
     with raised_by("export"):
-        found = find_model(source, say)
+        found = find_model(Path(source), say)
     if found.checkpoint is None:
         raise GSAError(f"export: {source} is a model, but neither a checkpoint of training nor a run")
     if not best:

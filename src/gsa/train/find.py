@@ -64,9 +64,11 @@ def find_model(name: str | Path, say: Callable[[str], None] = warn) -> FoundMode
         return _in_folder(path, say)
     if path.exists():
         raise GSAError(f"model {name} is a file, expected the folder of a model")
+    if not isinstance(name, str):
+        raise GSAError(f"model {str(name)!r} was not found: there is no such folder")
     packaged = ", ".join(pretrained.names())
-    missing = f"model {str(name)!r} was not found: there is no folder {name}, the package has {packaged}, and "
-    if not isinstance(name, str) or not _HUB_NAME.fullmatch(name):
+    missing = f"model {name!r} was not found: there is no folder {name}, the package has {packaged}, and "
+    if not _HUB_NAME.fullmatch(name):
         raise GSAError(f"{missing}models of the Hugging Face Hub are named owner/name")
     try:
         folder = _on_hub(name)

@@ -19,10 +19,8 @@ from gsa.data.batches import MicroBatch, Rows, Steps
 from gsa.errors import GSAError
 from gsa.models.checkpoint import load_model
 from gsa.models.lm import LM
-from gsa.train.checkpoint import read_checkpoint
 from gsa.train.evaluation import evaluate
 from gsa.train.folder import RunFolder
-from gsa.train.manifest import MANIFEST
 from gsa.train.metrics import Metrics
 from gsa.train.nonfinite import first_broken, told
 from gsa.train.optimizer import adamw
@@ -65,8 +63,6 @@ class Trainer:
         state = _shared(strategy, None if checkpoint is None else checkpoint.state)
         torch.manual_seed(settings.seed)
         if plan.weights is not None and state is None:
-            if (plan.weights / MANIFEST).exists():
-                read_checkpoint(plan.weights)  # every byte
             model = load_model(plan.weights, dtype=torch.float32)
         else:
             model = LM(plan.config)

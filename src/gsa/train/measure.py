@@ -24,7 +24,7 @@ from gsa.models.loss import LOGITS_AT_ONCE, linear_cross_entropy
 from gsa.train.peak import block_flops, synchronise
 
 WORK_SECONDS = 1.0  # for one pass forward and backward at the matmul rate; a longer one is measured on fewer tokens
-LEAST_TOKENS = 32  # to measure on
+MIN_TOKENS = 32  # to measure on
 ENOUGH_SECONDS = 0.5  # of repeated runs, after which no further one is made
 RUNS = (2, 9)  # fewest and most of a measurement
 Passes = Callable[[int, int], Tensor]
@@ -50,7 +50,7 @@ class Batch:
 
     def cut(self, flops_per_token: float) -> tuple[int, int]:
         """Rows and length of a batch whose passes take a few seconds at most: fewer rows first, then shorter ones."""
-        tokens = max(int(WORK_SECONDS * self.peak / flops_per_token), LEAST_TOKENS)
+        tokens = max(int(WORK_SECONDS * self.peak / flops_per_token), MIN_TOKENS)
         if tokens >= self.length:
             return min(self.rows, tokens // self.length), self.length
         return 1, tokens

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,10 +76,16 @@ def _model(settings: TrainSettings, tokens: Tokens) -> tuple[ModelConfig, Path |
         return ModelConfig.from_dict(ModelConfig.load(path).to_dict() | options), None
     if not path.is_dir() and "/" not in settings.model:
         preset(settings.model)  # raises, and names the presets there are
-    folder = find_model(settings.model).folder
+    folder = find_model(settings.model, _tell).folder
     if options:
         raise GSAError(f"model_options {options} cannot change a model that has its weights in {folder}")
     return load_config(folder), folder
+
+
+def _tell(line: str) -> None:
+    """Says something once, however many processes a launcher has started."""
+    if os.environ.get("RANK", "0") == "0":
+        print(line, file=sys.stderr, flush=True)
 
 
 def _check_tokenizers(

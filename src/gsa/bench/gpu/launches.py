@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from gsa.ops.triton.ahead_of_time import Source
 
 BATCH, LENGTH = 8, 2048
-"""The paper's: 16384 tokens at a time, and 2048 features in all heads together."""
+"""The paper's: 16384 tokens at a time."""
 MODEL_WIDTH = 2048
+"""Features of all heads together, as in the paper's model of 1.3 billion parameters."""
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 

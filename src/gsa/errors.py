@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
+_NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 """What torch says for want of memory: on GPUs, on CPUs, and on CPUs under Windows."""
 
 
 class GSAError(ValueError):
-    """Base of every error raised for bad input."""
+    """Base of every error that this package raises on purpose."""
 
 
 class OutOfMemory(GSAError, MemoryError, RuntimeError):
@@ -27,14 +27,11 @@ def raised_by(operation: str) -> Iterator[None]:
 
     For want of memory, whoever noticed it, the error is OutOfMemory.
     """
-    try:
-        yield
-    except GSAError as error:
-        raise type(error)(f"{operation}: {error}") from None
-    except (MemoryError, RuntimeError) as error:
-        if not _is_out_of_memory(error):
-            raise
-        raise _out_of_memory(operation, error) from error
+    with memory_errors(operation):
+        try:
+            yield
+        except GSAError as error:
+            raise type(error)(f"{operation}: {error}") from None
 
 
 @contextmanager
@@ -47,7 +44,8 @@ def memory_errors(operation: str) -> Iterator[None]:
     except (MemoryError, RuntimeError) as error:
         if not _is_out_of_memory(error):
             raise
-        raise _out_of_memory(operation, error) from error
+        said = (str(error).strip().splitlines() or ["it cannot be had"])[0]
+        raise OutOfMemory(f"{operation}: not enough memory: {said}") from error
 
 
 def _is_out_of_memory(error: MemoryError | RuntimeError) -> bool:
@@ -55,10 +53,5 @@ def _is_out_of_memory(error: MemoryError | RuntimeError) -> bool:
     return (
         isinstance(error, MemoryError)
         or type(error).__name__ == "OutOfMemoryError"
-        or any(words in str(error) for words in OUT_OF_MEMORY)
+        or any(words in str(error) for words in _NO_MEMORY)
     )
-
-
-def _out_of_memory(operation: str, error: Exception) -> OutOfMemory:
-    said = (str(error).strip().splitlines() or ["it cannot be had"])[0]
-    return OutOfMemory(f"{operation}: not enough memory: {said}")

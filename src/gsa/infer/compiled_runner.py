@@ -19,11 +19,12 @@ from gsa.models.backbone import Block
 from gsa.models.state import ModelState
 from gsa.ops.linear import MAX_COLUMNS
 from gsa.ops.native import decode, library
+from gsa.ops.native.structs import GsaBlock
 from gsa.ops.weights import DENSE, PackedWeight
 
 SHORT_READ = 64
-"""Tokens up to which a text is read by the native engine: 16 at a time, for which the weights are read once. That is
-faster than the model's forward for so few."""
+"""Texts of up to so many tokens are read by the native engine, 16 tokens per call, for which it reads the weights once.
+That is faster than the model's forward for so few."""
 
 
 def obstacle(model: Model) -> str | None:
@@ -40,8 +41,10 @@ def obstacle(model: Model) -> str | None:
 
 def _obstacle(block: Block) -> str | None:
     mixer = block.mixer
-    if not isinstance(mixer, GatedSlotAttention) or block.mlp is None:
+    if not isinstance(mixer, GatedSlotAttention):
         return f"its mixer is {mixer.options.mixer}"
+    if block.mlp is None:
+        return "it has no MLP"
     options = mixer.options
     if options.gate != "data":
         return f"its gate is {options.gate}"
@@ -124,18 +127,18 @@ def _packed_weight(layer: torch.nn.Module) -> PackedWeight:
     return layer.packed_weight
 
 
-def _with_state(block: decode.Block, keys: Tensor, values: Tensor) -> decode.Block:
+def _with_state(block: GsaBlock, keys: Tensor, values: Tensor) -> GsaBlock:
     """The same block over other states."""
     for x in (keys, values):
         assert x.is_cpu
         assert x.dtype == torch.float32
         assert x.is_contiguous()
-    copy = decode.Block.from_buffer_copy(block)
+    copy = GsaBlock.from_buffer_copy(block)
     copy.keys, copy.values = keys.data_ptr(), values.data_ptr()
     return copy
 
 
-def _described(block: Block) -> decode.Block:
+def _described(block: Block) -> GsaBlock:
     """A layer as the native engine takes it, without a state."""
     mixer, mlp = block.mixer, block.mlp
     assert isinstance(mixer, GatedSlotAttention)

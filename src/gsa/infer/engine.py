@@ -14,7 +14,7 @@ from typing import cast, overload
 import numpy as np
 from torch import Tensor
 
-from gsa.errors import GSAError, OutOfMemory, raised_by
+from gsa.errors import GSAError, OutOfMemory, memory_errors, raised_by
 from gsa.infer.model import Model
 from gsa.infer.prefix import PrefixCache
 from gsa.infer.reading import Ids, Reading, checked_ids
@@ -64,7 +64,7 @@ class Engine:
         """What is remembered of earlier prompts."""
         try:
             self._runner = make_runner(self.model, batch_size)
-        except (RuntimeError, TypeError) as error:  # what torch raises for sizes it cannot give
+        except (MemoryError, OverflowError, RuntimeError, TypeError) as error:  # for sizes that cannot be had
             raise OutOfMemory(f"engine: no memory for the states of {batch_size} sequences: {error}") from None
         self._scheduler = Scheduler(self._runner)
         self._ids = count()
@@ -154,12 +154,14 @@ class Engine:
         """
         reading = self._prompt("read", ids, state, None)
         while not reading.done:
-            reading.advance()
+            with memory_errors("read"):
+                reading.advance()
             if progress is not None:
                 progress(reading.position)
         assert reading.state is not None
         assert reading.logits is not None
-        state_after = reading.snapshot(reading.state.clone(), reading.logits.clone())
+        with memory_errors("read"):
+            state_after = reading.snapshot(reading.state.clone(), reading.logits.clone())
         if not is_finite(state_after):
             raise GSAError(f"read: {NOT_FINITE}")
         return state_after

@@ -30,6 +30,10 @@ class Unpacker:
         self._lock = Lock()
         self._memory: dict[torch.device, Tensor] = {}
 
+    def __reduce__(self) -> tuple[type[Unpacker], tuple[()]]:
+        """A copy of a model has memory of its own; what is in it now is not worth copying."""
+        return Unpacker, ()
+
     @contextmanager
     def fp32(self, weight: PackedWeight) -> Iterator[Tensor]:
         """The weights [N, K] as fp32, valid inside the `with` block; those stored in fp32 are not copied."""

@@ -40,7 +40,7 @@ class Model:
         `auto` is bf16 for weights in bf16, and fp32 for others. Nothing is shared with the LM. Broken checkpoints of a
         run that are passed over are told to `say`.
         """
-        _check_format(weights)
+        check_format(weights)
         if isinstance(source, LM):
             return cls._of(_copied(source), weights)
         return cls.from_folder(find_model(source, say).folder, weights)
@@ -48,7 +48,7 @@ class Model:
     @classmethod
     def from_folder(cls, folder: Path, weights: str = "auto") -> Model:
         """The model of a folder with config.json and weights."""
-        _check_format(weights)
+        check_format(weights)
         return cls._of(load_model(folder), weights)
 
     @classmethod
@@ -95,7 +95,8 @@ class Model:
         return found
 
 
-def _check_format(weights: str) -> None:
+def check_format(weights: str) -> None:
+    """Refuses a format of weights that does not exist, before anything is loaded."""
     if weights not in WEIGHTS:
         raise GSAError(f"Model: unknown weights {weights!r}; expected one of {', '.join(WEIGHTS)}")
 

@@ -35,7 +35,7 @@ class Runner(ABC):
     def read(self, ids: Tensor, state: ModelState | None) -> tuple[Tensor, ModelState]:
         """Reads 1 to MAX_READ tokens [T] of one sequence: scores of the next token [V], and the state after them.
 
-        It goes on from a state, which is not changed, or begins. No place is used.
+        It goes on from `state`, which is not changed, or from the beginning if that is None. No place is used.
         """
         if ids.dim() != 1 or not 1 <= ids.shape[0] <= MAX_READ:
             raise GSAError(f"read: expected 1 to {MAX_READ} ids, got {list(ids.shape)}")

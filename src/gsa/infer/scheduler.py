@@ -86,10 +86,11 @@ class Scheduler:
     @contextmanager
     def _guarded(self) -> Iterator[None]:
         """Around all that changes places: whatever is raised, no place stays with a state that is half made."""
-        with memory_errors("engine"), self._lock, torch.inference_mode():
+        with self._lock, torch.inference_mode():
             self._tidy()  # again, if that was interrupted
             try:
-                yield
+                with memory_errors("engine"):
+                    yield
             except BaseException as error:
                 for request in self._running.values():
                     self._fail(request, f"the engine was interrupted by {type(error).__name__}: {error}")

@@ -15,7 +15,7 @@ from gsa.data.tokenizer import Tokenizer, load_tokenizer
 from gsa.errors import GSAError
 from gsa.files import read_json
 from gsa.infer.engine import Engine
-from gsa.infer.model import Model
+from gsa.infer.model import Model, check_format
 from gsa.infer.requests import Generation, Token
 from gsa.infer.sampling import Sampling
 from gsa.infer.state import State
@@ -159,6 +159,7 @@ class TextEngine:
 
         Broken checkpoints of a run that are passed over are told to `say`.
         """
+        check_format(weights)  # before a model is fetched or read
         folder = find_model(model, say).folder
         engine = Engine(Model.from_folder(folder, weights), batch_size=batch_size)
         tokenizer, size = load_tokenizer(folder), engine.model.vocab_size

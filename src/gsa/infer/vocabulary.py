@@ -100,9 +100,9 @@ def _is_byte(name: str) -> bool:
 
 def _lead(post_processor: Any) -> tuple[int, ...]:
     """The special tokens that a post-processor puts in front of a text: it is tried on a text of one word."""
-    from tokenizers import Tokenizer as Runner
+    from tokenizers import Tokenizer as RustTokenizer
 
     word = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}
     content = {"version": "1.0", "model": word, "post_processor": post_processor}
-    encoding = Runner.from_str(json.dumps(content)).encode("a")
+    encoding = RustTokenizer.from_str(json.dumps(content)).encode("a")
     return tuple(encoding.ids[: encoding.special_tokens_mask.index(0)])

@@ -12,6 +12,7 @@ def add_shared_parameters(model: nn.Module, layers: Layers) -> None:
     """Gives a model what layers with these options share."""
     for kind in _classes(layers):
         for name, parameter in kind.shared_parameters(layers).items():
+            assert not hasattr(model, name), f"{kind.__name__} shares {name}, which the model has already"
             model.register_parameter(name, parameter)
 
 

@@ -17,14 +17,14 @@ from torch import Tensor
 
 from gsa.errors import raised_by
 from gsa.ops.calls import BoundedMemoryCall, SlotCall, Tensors, sums_dtype
-from gsa.ops.sequences import sequence_bounds
+from gsa.ops.sequences import sequence_bounds, sequence_count
 from gsa.ops.state import compute_dtype
 
 _INPUTS = "Tensor w, Tensor? log_z, Tensor? cu_seqlens"
 
 
 class ThroughSlots:
-    """ABC as an engine computes it that has gated slot attention: the write logits become its gates."""
+    """ABC for an engine that has gated slot attention: the write logits become the gates of that."""
 
     def __init__(self, gated_slot_attention: Callable[[SlotCall], Tensors]):
         self.gated_slot_attention = gated_slot_attention
@@ -58,15 +58,15 @@ def write_gates(w: Tensor, log_z: Tensor | None, cu_seqlens: Tensor | None) -> t
     """
     with raised_by("attention_with_bounded_memory"):
         bounds = sequence_bounds(w.shape[0], w.shape[1], cu_seqlens)
-    dtype = compute_dtype(w.dtype)
-    phi, forget = (torch.empty(w.shape, dtype=dtype, device=w.device) for _ in range(2))
-    final = torch.empty((len(bounds), *w.shape[2:]), dtype=dtype, device=w.device)
-    for n, (b, start, stop) in enumerate(bounds):
-        z, strength = _running(w[b, start:stop], None if log_z is None else log_z[n])
-        phi[b, start:stop], final[n] = strength, z[-1]
-        # For a small phi the difference of logarithms has lost digits; for one near 1, phi itself has.
-        difference = (z[:-1] - z[1:]).masked_fill_(strength == 0, 0.0)
-        forget[b, start:stop] = torch.where(strength < 0.5, torch.log1p(-strength), difference)
+        dtype = compute_dtype(w.dtype)
+        phi, forget = (torch.empty(w.shape, dtype=dtype, device=w.device) for _ in range(2))
+        final = torch.empty((len(bounds), *w.shape[2:]), dtype=dtype, device=w.device)
+        for n, (b, start, stop) in enumerate(bounds):
+            z, strength = _running(w[b, start:stop], None if log_z is None else log_z[n])
+            phi[b, start:stop], final[n] = strength, z[-1]
+            # For a small phi the difference of logarithms has lost digits; for one near 1, phi itself has.
+            difference = (z[:-1] - z[1:]).masked_fill_(strength == 0, 0.0)
+            forget[b, start:stop] = torch.where(strength < 0.5, torch.log1p(-strength), difference)
     return phi, forget, final
 
 
@@ -90,26 +90,28 @@ def _write_gates_backward(
     log_z: Tensor | None,
     cu_seqlens: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    bounds = sequence_bounds(w.shape[0], w.shape[1], cu_seqlens)
-    dw = torch.zeros_like(w)
-    dlog_z = torch.zeros((len(bounds), *w.shape[2:]), dtype=compute_dtype(w.dtype), device=w.device)
-    for n, (b, start, stop) in enumerate(bounds):
-        z, phi = _running(w[b, start:stop], None if log_z is None else log_z[n])
-        entries = torch.cat((z[:1], w[b, start:stop].double()))  # what z sums: its initial value, then the writes
-        direct, dz = torch.zeros_like(z), torch.zeros_like(z)
-        if dphi is not None:  # d log phi_t = d w_t - d log z_t
-            through = dphi[b, start:stop] * phi
-            direct[1:] += through
-            dz[1:] -= through
-        if dforget is not None:  # d log(1 - phi_t) = phi_t (d log z_{t-1} - d w_t); the first write has no such term
-            through = (dforget[b, start:stop] * phi).masked_fill_(z[:-1].isneginf(), 0.0)
-            direct[1:] -= through
-            dz[:-1] += through
-        if dfinal is not None:
-            dz[-1] += dfinal[n]
-        # d entries_j = sum_{t>=j} dz_t exp(entries_j - z_t), where every exponent is at most 0
-        grad = direct + _weighted_tail(dz.clamp(min=0), z, entries) - _weighted_tail((-dz).clamp(min=0), z, entries)
-        dlog_z[n], dw[b, start:stop] = grad[0], grad[1:]
+    with raised_by("attention_with_bounded_memory"):
+        bounds = sequence_bounds(w.shape[0], w.shape[1], cu_seqlens)
+        dw = torch.zeros_like(w)
+        dlog_z = torch.zeros((len(bounds), *w.shape[2:]), dtype=compute_dtype(w.dtype), device=w.device)
+        for n, (b, start, stop) in enumerate(bounds):
+            z, phi = _running(w[b, start:stop], None if log_z is None else log_z[n])
+            entries = torch.cat((z[:1], w[b, start:stop].double()))  # what z sums: its initial value, then the writes
+            direct, dz = torch.zeros_like(z), torch.zeros_like(z)
+            if dphi is not None:  # d log phi_t = d w_t - d log z_t
+                through = dphi[b, start:stop] * phi
+                direct[1:] += through
+                dz[1:] -= through
+            # d log(1 - phi_t) = phi_t (d log z_{t-1} - d w_t); the first write has no such term
+            if dforget is not None:
+                through = (dforget[b, start:stop] * phi).masked_fill_(z[:-1].isneginf(), 0.0)
+                direct[1:] -= through
+                dz[:-1] += through
+            if dfinal is not None:
+                dz[-1] += dfinal[n]
+            # d entries_j = sum_{t>=j} dz_t exp(entries_j - z_t), where every exponent is at most 0
+            grad = direct + _weighted_tail(dz.clamp(min=0), z, entries) - _weighted_tail((-dz).clamp(min=0), z, entries)
+            dlog_z[n], dw[b, start:stop] = grad[0], grad[1:]
     return dw, dlog_z
 
 
@@ -122,8 +124,7 @@ def _weighted_tail(d: Tensor, z: Tensor, entries: Tensor) -> Tensor:
 
 def _shapes(w: Tensor, cu_seqlens: Tensor | None) -> tuple[tuple[int, ...], torch.dtype]:
     """Shape of log z, and the dtype of gates and states."""
-    N = w.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    return (N, *w.shape[2:]), compute_dtype(w.dtype)
+    return (sequence_count(w, cu_seqlens), *w.shape[2:]), compute_dtype(w.dtype)
 
 
 @write_gates.register_fake

@@ -2,7 +2,7 @@
 
 An engine computes an operator with `forward(call)`, which returns the results and what it saves for backward, and
 `backward(call, saved, gradients)`, which turns the gradients of the results into those of the call's tensors. All are
-tuples, in the order in which the record names them.
+tuples: results and what is saved in the order of the `Operation`, gradients in the order of the record's fields.
 
 Shape letters: B batch, T time, H key/value heads, HQ query heads, K, V widths of a head, M slots, N sequences; of the
 selective scan: E channels, S states of a channel.
@@ -158,14 +158,14 @@ class Operation(Generic[Call]):
     saved: tuple[str, ...]
 
     @property
-    def tensors(self) -> int:
+    def tensor_count(self) -> int:
         """How many fields of the record are tensors: they come first, up to cu_seqlens."""
         return self.record._fields.index("cu_seqlens") + 1
 
     @property
     def differentiable(self) -> tuple[str, ...]:
         """The fields that have a gradient: all tensors but cu_seqlens."""
-        return self.record._fields[: self.tensors - 1]
+        return self.record._fields[: self.tensor_count - 1]
 
 
 GATED_LINEAR_ATTENTION = Operation("gated_linear_attention", "gla", LinearCall, ("o", "final"), ("kept",))

@@ -15,7 +15,7 @@ MODULES = {
     "triton": "gsa.ops.triton.engine",
 }
 """The module of an engine has a function for each operation it can do, under the name of the operation, which takes a
-record of gsa.ops.calls. What it does not have, it cannot do."""
+record of gsa.ops.calls (and `inplace`, for the step). What it does not have, it cannot do."""
 
 
 def __getattr__(name: str) -> ModuleType:

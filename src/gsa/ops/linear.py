@@ -40,7 +40,8 @@ def matvec(
         swiglu: x is a gate and a value side by side; what is multiplied is silu(gate) * value.
         residual: [..., N], added to the result.
         out: Where the result goes; it may be the residual. New memory by default.
-        backend: An engine by name, or "auto": the native engine where it can run, torch elsewhere.
+        backend: An engine by name, or "auto": what `use_backend` says, or else the native engine where it can run and
+            torch elsewhere. The engine "triton" has no such products.
 
     >>> y = matvec(pack(torch.randn(10, 40), "int4"), torch.randn(40), activations="int8")
     """

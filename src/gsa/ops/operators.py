@@ -26,7 +26,8 @@ class Operator(Generic[Call]):
     """
 
     def __init__(self, engine: str, kernels: Kernels[Call], operation: Operation[Call], *, direct: bool = False):
-        """`direct` calls forward without torch's operator if nobody looks for one, which is faster for a few tokens."""
+        """With `direct`, forward is called without torch's operator where nothing needs to see one, which is faster for
+        a few tokens. Autocast is not turned off then, so it is only for kernels that do not compute in torch."""
         self.engine, self.direct = engine, direct
         self.kernels: Kernels[Call] = kernels
         self.operation: Operation[Call] = operation
@@ -90,9 +91,10 @@ class Operator(Generic[Call]):
         results = []
         for name, dx in zip(self.operation.differentiable, found, strict=True):
             x = getattr(call, name)
-            if x is None or dx is None:
+            if x is None:
                 results.append(call[0].new_empty(0))
             else:
+                assert dx is not None
                 results.append(dx.contiguous() if _is_state(name) else laid_out_like(x, dx))
         return tuple(results)
 
@@ -114,14 +116,15 @@ class Operator(Generic[Call]):
         return arguments[:start], self.operation.record(*arguments[start:stop]), arguments[stop:]
 
     def _remember(self, ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
-        tensors = self.operation.tensors
+        tensors = self.operation.tensor_count
         ctx.save_for_backward(*inputs[:tensors], *output[len(self.operation.results) :])
         ctx.rest, ctx.shape = inputs[tensors:], output[0].shape
         ctx.set_materialize_grads(False)
 
     def _differentiate(self, ctx: Any, *gradients: Tensor | None) -> Gradients:
-        kept, count = ctx.saved_tensors, self.operation.tensors  # which activation checkpointing lets be asked for once
-        tensors, saved = kept[:count], kept[count:]
+        # Read once: under activation checkpointing, a second look at ctx.saved_tensors raises.
+        remembered, count = ctx.saved_tensors, self.operation.tensor_count
+        tensors, saved = remembered[:count], remembered[count:]
         first, *others = gradients[: len(self.operation.results)]
         first = tensors[0].new_zeros(ctx.shape) if first is None else first
         found = self.backward(first, *others, *tensors, *ctx.rest, *saved)

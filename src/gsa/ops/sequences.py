@@ -27,8 +27,9 @@ def sequence_bounds(B: int, T: int, cu_seqlens: Tensor | None) -> list[tuple[int
     return [(0, start, stop) for start, stop in pairwise(bounds)]
 
 
-def most_marks(x: Tensor, cu_seqlens: Tensor | None, save: str, span: int) -> int:
-    """How many states may be kept at most, from shapes alone: one for every `span` tokens of each sequence begun."""
+def max_marks(x: Tensor, cu_seqlens: Tensor | None, save: str, span: int) -> int:
+    """The largest number of states that may be kept, from shapes alone: one at the beginning of every sequence, and of
+    every further `span` tokens of it."""
     if save == "nothing":
         return 0
     if cu_seqlens is None:

@@ -62,13 +62,13 @@ def gated_slot_attention_step(
             if x.dtype != dtype:
                 raise check.fail(f"{name} must be {dtype} to be updated in place, got {x.dtype}")
     call = StepCall(q, k, v, g, s, memory_k, memory_v, scale, readout)
-    step = find("gated_slot_attention_step", "auto", q.device) if _engine_can(call, inplace) else portable_step
-    return step(call, inplace=inplace)
+    step = find("gated_slot_attention_step", "auto", q.device)  # which refuses a named engine that cannot run
+    return (step if _engine_can(call, inplace) else portable_step)(call, inplace=inplace)
 
 
 def _engine_can(call: StepCall, inplace: bool) -> bool:
-    """Whether this is a step for engines: theirs have no derivative, and take a state that is dense if it is to change.
-    The portable form has both."""
+    """Whether an engine's own step can be used: it has no derivative, and updates only contiguous states in place. The
+    portable step has neither limit."""
     if inplace:  # never has a graph
         possible = call.memory_k.is_contiguous() and call.memory_v.is_contiguous()
     else:

@@ -7,18 +7,20 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from gsa.errors import GSAError
+from gsa.errors import GSAError, raised_by
 from gsa.ops.calls import StepCall, sums_dtype
 from gsa.ops.operators import needs_operator, schema_of
 from gsa.ops.state import SlotState
+
+OPERATION = "gated_slot_attention_step"
 
 
 class StepKernel(Protocol):
     """What an engine brings along."""
 
     def __call__(self, call: StepCall, *, inplace: bool) -> tuple[Tensor, SlotState]:
-        """The output [B, HQ, V] and the state after it, dense and of the dtype sums are carried in. In place it is the
-        state of the call, which is so already."""
+        """The output [B, HQ, V] and the state after it, contiguous and in the dtype that sums are carried in. In place,
+        that is the call's own state, which must already be both."""
 
 
 class StepOperator:
@@ -49,14 +51,16 @@ class StepOperator:
         return o, SlotState(memory_k, memory_v)
 
     def _new(self, *fields: Any) -> tuple[Tensor, Tensor, Tensor]:
-        o, state = self.kernel(StepCall(*fields), inplace=False)
+        with raised_by(OPERATION):
+            o, state = self.kernel(StepCall(*fields), inplace=False)
         return o, *state
 
     def _in_place(self, *fields: Any) -> Tensor:
         call = StepCall(*fields)
-        if _overlap(call.memory_k, call.memory_v):
-            raise GSAError("gated_slot_attention_step: state.k and state.v share memory and cannot be updated in place")
-        o, state = self.kernel(call, inplace=True)
+        with raised_by(OPERATION):
+            if _overlap(call.memory_k, call.memory_v):
+                raise GSAError("state.k and state.v share memory and cannot be updated in place")
+            o, state = self.kernel(call, inplace=True)
         # Autograd would not notice the change otherwise.
         torch.autograd.graph.increment_version([x for x in state if not x.is_inference()])
         return o

@@ -42,7 +42,7 @@ class FoundModel:
 
 
 def warn(line: str) -> None:
-    """Says something to whoever calls from Python."""
+    """Says something as a Python warning."""
     warnings.warn(line, stacklevel=2)
 
 

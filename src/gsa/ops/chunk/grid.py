@@ -1,4 +1,4 @@
-"""How sequences lie on a grid of chunks: ragged ends, packing and the order of work, handled once for this engine.
+"""How sequences lie on a grid of chunks: ragged ends, packing and the order of work, handled once for both attentions.
 
 A batch is cut into chunks of C tokens that never cross a sequence, and the chunks into segments that are worked through
 one after another, so that scratch memory grows neither with T nor with B. A segment covers a few lanes: rows of the

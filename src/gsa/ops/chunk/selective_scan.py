@@ -24,7 +24,7 @@ from torch import Tensor
 
 from gsa.ops.calls import Gradients, ScanCall, Shape, Tensors, sums_dtype
 from gsa.ops.chunk.scratch import Scratch, scratch_for, trims_scratch
-from gsa.ops.sequences import most_marks, sequence_bounds
+from gsa.ops.sequences import max_marks, sequence_bounds
 from gsa.ops.state import compute_dtype
 
 # Numbers in the states of all tokens of a segment: enough for large operations, few enough for a cache.
@@ -42,7 +42,7 @@ def _segment_tokens(E: int, S: int) -> int:
 def saved_shapes(call: ScanCall) -> tuple[Shape, ...]:
     """Of the states [S, E] that forward keeps, at the beginnings of segments."""
     E, S = call.A.shape
-    return ((most_marks(call.u, call.cu_seqlens, call.save, _segment_tokens(E, S)), S, E),)
+    return ((max_marks(call.u, call.cu_seqlens, call.save, _segment_tokens(E, S)), S, E),)
 
 
 @dataclass
@@ -102,11 +102,11 @@ def _segments(group: _Lanes, A: Tensor) -> Iterator[_Segment]:
         last = lengths[:n, None].clamp(max=first + tokens) - 1
         valid = time <= last
         # What is filled up repeats the last token, so that it can spoil no other sequence.
-        found = (group.starts[:n, None] + torch.minimum(time, last)).flatten().to(A.device)
+        positions = (group.starts[:n, None] + torch.minimum(time, last)).flatten().to(A.device)
         yield _Segment(
             slice(0, n),
             (c, n, blocks),
-            found,
+            positions,
             None if valid.all() else valid.flatten().to(A.device),
             (group.marks[:n] + index).to(A.device),
         )

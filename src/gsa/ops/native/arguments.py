@@ -14,7 +14,7 @@ from gsa.errors import GSAError
 from gsa.ops.calls import LinearCall, SlotCall
 from gsa.ops.native.library import check_memory
 from gsa.ops.native.structs import CHUNK, DTYPE_CODES, GsaShape, GsaTensor
-from gsa.ops.sequences import most_marks, sequence_bounds
+from gsa.ops.sequences import max_marks, sequence_bounds
 
 MARK_CHUNKS = 4
 """The forward pass keeps a state at every so many chunks; the backward pass computes those between them again."""
@@ -92,7 +92,7 @@ def queries_per_head(query_heads: int, heads: int) -> int:
 
 def kept_states(call: LinearCall | SlotCall) -> int:
     """How many states the forward pass may keep."""
-    return most_marks(call.q, call.cu_seqlens, call.save, CHUNK * _mark_chunks(call.save))
+    return max_marks(call.q, call.cu_seqlens, call.save, CHUNK * _mark_chunks(call.save))
 
 
 def _mark_chunks(save: str) -> int:

@@ -17,8 +17,6 @@ from gsa.ops.weights import PackedWeight
 
 FUNCTIONS = tuple(FUNCTION_CODES)
 """Activation functions that are compiled."""
-Block = GsaBlock
-"""One block of a model, as C++ reads it. What it points to must outlive it."""
 _CODES = {
     "readout": READOUT_CODES,
     "feature_map": FUNCTION_CODES,
@@ -52,9 +50,12 @@ def _argument(name: str, value: Any) -> Any:
     return _CODES[name][value] if name in _CODES else value
 
 
-def block(**fields: PackedWeight | Tensor | float | str) -> Block:
-    """A block, from weights, tensors, numbers and names by field; what is not given is not there."""
-    return Block(**{name: _argument(name, value) for name, value in fields.items()})
+def block(**fields: PackedWeight | Tensor | float | str) -> GsaBlock:
+    """A block as C++ reads it, from weights, tensors, numbers and names by field; what is not given is not there.
+
+    What it points to must outlive it.
+    """
+    return GsaBlock(**{name: _argument(name, value) for name, value in fields.items()})
 
 
 class Decoder:
@@ -62,7 +63,7 @@ class Decoder:
 
     def __init__(
         self,
-        blocks: Sequence[Block],
+        blocks: Sequence[GsaBlock],
         embeddings: PackedWeight,
         head: PackedWeight,
         norm: Tensor,
@@ -72,7 +73,7 @@ class Decoder:
     ):
         self.vocabulary = head.N
         self._alive = (alive, embeddings, head, norm)
-        self._blocks = (Block * len(blocks))(*blocks)
+        self._blocks = (GsaBlock * len(blocks))(*blocks)
         self._struct = GsaDecoder(
             embeddings.K,
             len(blocks),

@@ -58,7 +58,7 @@ def library() -> ctypes.CDLL:
 
 
 def check_memory(code: int, operation: str = "") -> None:
-    """Raises what every function of the library means by a code that is not 0: there was no memory for its work."""
+    """Raises OutOfMemory unless a function of the library returned 0: it could not get its working memory."""
     if code:
         said = "the native engine could not get its working memory"
         raise OutOfMemory(f"{operation}: {said}" if operation else said)

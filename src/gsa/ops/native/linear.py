@@ -43,8 +43,9 @@ def matvec(call: MatvecCall) -> Tensor:
     kind, norm_weight, epsilon = "swiglu" if swiglu else "plain", None, 0.0
     if norm is not None:
         kind, norm_weight, epsilon = "rms_norm", norm[0].data_ptr(), norm[1]
+    matrix = weight.matrix()  # held until the call is over: another thread may replace the weight's own
     code = _functions()[0](
-        weight.matrix().address,
+        matrix.address,
         INPUT_CODES[kind],
         x.data_ptr(),
         norm_weight,
@@ -61,7 +62,8 @@ def matvec(call: MatvecCall) -> Tensor:
 
 def unpack(weight: PackedWeight, out: Tensor) -> None:
     """Fills out [N, K], fp32 and contiguous, with the weights."""
-    _functions()[2](weight.matrix().address, out.data_ptr(), torch.get_num_threads())
+    matrix = weight.matrix()  # held until the call is over, as above
+    _functions()[2](matrix.address, out.data_ptr(), torch.get_num_threads())
 
 
 class Reader:

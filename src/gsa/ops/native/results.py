@@ -20,7 +20,7 @@ from torch import Tensor
 from gsa.errors import OutOfMemory
 
 LARGE = 4 << 20
-"""Bytes from which on memory comes from here."""
+"""Bytes; memory for larger results comes from here."""
 
 
 class Region:
@@ -44,7 +44,7 @@ class Pool:
     def __init__(self) -> None:
         self._idle: deque[Region] = deque()  # longest idle first
         self._used: set[Region] = set()
-        self._most_used = 0  # bytes
+        self._peak = 0  # bytes
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Like torch.empty, on the CPU."""
@@ -73,8 +73,8 @@ class Pool:
         else:
             idle.remove(region)
         self._used.add(region)
-        self._most_used = max(self._most_used, sum(b.size for b in self._used.copy()))
-        excess = sum(b.size for b in idle) - 2 * self._most_used
+        self._peak = max(self._peak, sum(b.size for b in self._used.copy()))
+        excess = sum(b.size for b in idle) - 2 * self._peak
         for old in idle:
             if excess > 0:
                 excess -= old.size  # and it goes back to the system

@@ -16,13 +16,13 @@ from gsa.ops.native.arguments import Arguments
 from gsa.ops.native.library import declare
 from gsa.ops.native.results import empty, empty_like
 from gsa.ops.native.structs import SCAN_CHUNK, SCAN_PADDING, GsaSelectiveScan
-from gsa.ops.sequences import most_marks
+from gsa.ops.sequences import max_marks
 
 
 def saved_shapes(call: ScanCall) -> tuple[Shape, ...]:
     """Of the kept states [S, E], with E padded."""
     E, S = call.A.shape
-    return ((most_marks(call.u, call.cu_seqlens, call.save, SCAN_CHUNK), S, -(-E // SCAN_PADDING) * SCAN_PADDING),)
+    return ((max_marks(call.u, call.cu_seqlens, call.save, SCAN_CHUNK), S, -(-E // SCAN_PADDING) * SCAN_PADDING),)
 
 
 def forward(call: ScanCall) -> tuple[Tensors, Tensors]:

@@ -178,7 +178,7 @@ def listed(numbers: Iterable[GsaNumber]) -> dict[str, int]:
 
 
 def difference(found: Mapping[str, int]) -> str | None:
-    """What a library with these numbers has otherwise than Python, as a clause; None if nothing."""
+    """How a library with these numbers differs from what Python expects, as a clause; None if it does not."""
     here = expected()
     if found == here:
         return None

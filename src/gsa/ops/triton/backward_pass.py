@@ -18,7 +18,7 @@ from gsa.ops.triton.launch import launch
 
 
 @dataclass
-class Gradients:
+class GradientBuffers:
     """Where a pass writes its gradients; None where there is none, and for 1 - exp(g), which adds to the gate's."""
 
     q: Tensor
@@ -48,7 +48,7 @@ class _Side:
 
 
 def backward(
-    x: Pass, do: Tensor, dfinal: Tensor | None, initial: Tensor | None, kept: Tensor, save: str, grads: Gradients
+    x: Pass, do: Tensor, dfinal: Tensor | None, initial: Tensor | None, kept: Tensor, save: str, grads: GradientBuffers
 ) -> Tensor:
     """The gradient of the initial states; the others go where `grads` says."""
     call, whole = x.call, x.call.segments.whole
@@ -147,7 +147,7 @@ def _finish(
     out_late: Tensor | None,
     out_early: Tensor | None,
     out_gate: Tensor | None,
-    grads: Gradients,
+    grads: GradientBuffers,
 ) -> None:
     """Gradients of a gated side: of raw `late`, of what is early, and of the gate.
 

@@ -21,7 +21,7 @@ from gsa.ops.triton.launch import launch, target_of
 from gsa.ops.triton.segments import Segments, counts, segments
 
 
-class Call:
+class SharedArguments:
     """What all kernels of one call share: how it is cut, and how products are computed."""
 
     def __init__(self, call: LinearCall | SlotCall):
@@ -83,7 +83,7 @@ class Early(NamedTuple):
     """Sums of the gates of chunks [chunks, H, X]."""
 
 
-def early(call: Call, raw: Tensor | None, g: Tensor | None, width: int) -> Early:
+def early(call: SharedArguments, raw: Tensor | None, g: Tensor | None, width: int) -> Early:
     """Keys or values, with their decay if they are gated."""
     if g is None:
         assert raw is not None

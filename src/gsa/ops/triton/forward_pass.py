@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from gsa.ops.triton import plan
-from gsa.ops.triton.call import Call, Early, add
+from gsa.ops.triton.call import Early, SharedArguments, add
 from gsa.ops.triton.jit.chunk_gates import mix_chunks, score_chunks
 from gsa.ops.triton.jit.segment_outputs import read_segments
 from gsa.ops.triton.jit.segment_states import join_segments, walk_segments
@@ -27,7 +27,7 @@ class Pass:
     earlier in their chunk; keys and values are called early.
     """
 
-    call: Call
+    call: SharedArguments
     q: Tensor
     k: Early
     v: Early

@@ -380,5 +380,5 @@ def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
     with pytest.raises(GSAError, match=r"has no tokenizer\.json"):
         TextEngine.load(folder)
     shutil.rmtree(folder)
-    with pytest.raises(GSAError, match="there is no folder"):
+    with pytest.raises(GSAError, match="there is no such folder"):
         TextEngine.load(folder)

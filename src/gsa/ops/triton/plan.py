@@ -91,7 +91,7 @@ TABLE: dict[tuple[str, str], Settings] = {
     ("ampere", "fp16"): Settings(
         chunk=16,
         tiles={"read": (128, 8, 2), "walk": (128, 8, 2), "differentiate": (32, 8, 2), "join": (64, 4, 1)},
-        blocks=_BLOCKS,
+        blocks={**_BLOCKS, "finish": (16, 4)},
     ),
     ("ampere", "fp32"): Settings(
         chunk=16,

@@ -21,7 +21,8 @@ def test_names_are_listed_and_defaults_known_without_torch() -> None:
     code = (
         "import sys, gsa; dir(gsa); gsa.Sampling; import gsa.cli.generate, gsa.cli.chat; "
         "print([name for name in ('torch', 'transformers', 'numpy') if name in sys.modules]); "
+        "print(gsa.LM.__name__, 'gsa.train' in sys.modules); "  # rooms import from those above them
         "print(gsa.ops.gated_slot_attention.__name__)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["[]", "gated_slot_attention"]
+    assert done.stdout.split() == ["[]", "LM", "False", "gated_slot_attention"]

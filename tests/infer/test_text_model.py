@@ -186,6 +186,17 @@ def test_options_of_load(monkeypatch: pytest.MonkeyPatch) -> None:
             lambda model: gsa.load(xyz=1),
             "load: there is no argument 'xyz'; there are model, weights, batch_size, threads",
         ),
+        (
+            lambda model: model.generate("a", 20),
+            "generate: got 20 without its name; the arguments after prompt have names: max_tokens, temperature, ",
+        ),
+        (
+            lambda model: model.chat("Hello"),
+            "chat: got 'Hello' without its name; the arguments have names: system, max_tokens",
+        ),
+        (lambda model: gsa.load(threads="two"), "load: threads must be a whole number or none, got 'two'"),
+        (lambda model: gsa.load(threads=0), "threads must be at least 1, got 0"),
+        (lambda model: gsa.load("gsa-1.3b"), "model 'gsa-1.3b' has no weights: it is a preset"),
         (lambda model: gsa.load(5), "load: model must be a name or a folder, got int"),
         (lambda model: gsa.load("gsa-tiny", weights="int3"), "unknown weights 'int3'; expected one of auto, fp32"),
         (lambda model: gsa.load("gsa-tinny"), r"model 'gsa-tinny' was not found"),
@@ -218,7 +229,7 @@ def test_examples_are_true(function: Callable[..., object]) -> None:
 
 def test_a_conversation(talking: TextModel) -> None:
     chat = talking.chat(system="Be brief.", max_tokens=6, temperature=0)
-    assert repr(chat) == "Chat(1 messages, 0 tokens read)"
+    assert repr(chat) == "Chat(messages=1, tokens=0)"
     first = chat.say("Who?")
     assert isinstance(first, Text)
     assert (first.reason, len(first.tokens), first.state.tokens) == ("length", 6, chat.state.tokens)

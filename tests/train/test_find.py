@@ -157,6 +157,7 @@ def test_a_model_of_the_hub_that_is_not_ours(hub: Path) -> None:
             "model 'nowhere' was not found: there is no folder nowhere, the package has gsa-tiny, and models of",
         ),
         ("gsa-tiny/", "model 'gsa-tiny/' was not found"),
+        ("gsa-1.3b", r"model 'gsa-1.3b' has no weights: it is a preset, of which gsa.LM\(gsa.preset\('gsa-1.3b'\)\)"),
         ("./no/where", r"models of the Hugging Face Hub are named owner/name$"),
         (Path("owner/name"), "model 'owner/name' was not found: there is no such folder"),
         (
@@ -174,6 +175,6 @@ def test_what_is_not_there_is_said_alike_by_all(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
     (tmp_path / "empty").mkdir()
-    for use in (find_model, Engine, TextEngine.load):
+    for use in (find_model, Engine, TextEngine.load, gsa.load, LM.from_pretrained):
         with pytest.raises(GSAError, match=message):
             use(name)  # type: ignore[operator]

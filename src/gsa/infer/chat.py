@@ -142,7 +142,7 @@ class Chat:
 
     def __repr__(self) -> str:
         read = 0 if self.state is None else self.state.tokens
-        return f"Chat({len(self.messages)} messages, {read:,} tokens read)"
+        return f"Chat(messages={len(self.messages)}, tokens={read})"
 
     def say(self, text: str) -> Text:
         """The assistant's answer to a message."""

@@ -41,6 +41,8 @@ def load(
     """
     if not isinstance(model, str | Path):
         raise GSAError(f"load: model must be a name or a folder, got {type(model).__name__}")
+    if threads is not None and type(threads) is not int:
+        raise GSAError(f"load: threads must be a whole number or none, got {threads!r}")
     use_threads(threads)
     return TextModel(TextEngine.load(model, weights, batch_size=batch_size), str(model))
 

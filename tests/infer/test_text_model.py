@@ -196,7 +196,6 @@ def test_options_of_load(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         (lambda model: gsa.load(threads="two"), "load: threads must be a whole number or none, got 'two'"),
         (lambda model: gsa.load(threads=0), "threads must be at least 1, got 0"),
-        (lambda model: gsa.load("gsa-1.3b"), "model 'gsa-1.3b' has no weights: it is a preset"),
         (lambda model: gsa.load(5), "load: model must be a name or a folder, got int"),
         (lambda model: gsa.load("gsa-tiny", weights="int3"), "unknown weights 'int3'; expected one of auto, fp32"),
         (lambda model: gsa.load("gsa-tinny"), r"model 'gsa-tinny' was not found"),

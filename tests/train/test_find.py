@@ -157,7 +157,6 @@ def test_a_model_of_the_hub_that_is_not_ours(hub: Path) -> None:
             "model 'nowhere' was not found: there is no folder nowhere, the package has gsa-tiny, and models of",
         ),
         ("gsa-tiny/", "model 'gsa-tiny/' was not found"),
-        ("gsa-1.3b", r"model 'gsa-1.3b' has no weights: it is a preset, of which gsa.LM\(gsa.preset\('gsa-1.3b'\)\)"),
         ("./no/where", r"models of the Hugging Face Hub are named owner/name$"),
         (Path("owner/name"), "model 'owner/name' was not found: there is no such folder"),
         (

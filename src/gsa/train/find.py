@@ -18,7 +18,6 @@ from pathlib import Path
 from gsa import pretrained
 from gsa.data.optional import first_line, hub_failures
 from gsa.errors import GSAError
-from gsa.models.catalogue import presets
 from gsa.models.checkpoint import CONFIG, load_config
 from gsa.train.checkpoint import FOLDER, Checkpoint, newest_checkpoint, read_checkpoint
 from gsa.train.manifest import MANIFEST
@@ -67,11 +66,6 @@ def find_model(name: str | Path, say: Callable[[str], None] = warn) -> FoundMode
         raise GSAError(f"model {name} is a file, expected the folder of a model")
     if not isinstance(name, str):
         raise GSAError(f"model {str(name)!r} was not found: there is no such folder")
-    if name in presets():
-        raise GSAError(
-            f"model {name!r} has no weights: it is a preset, of which gsa.LM(gsa.preset({name!r})) and `gsa train` "
-            f"make a fresh model; the package has weights of {', '.join(pretrained.names())}"
-        )
     packaged = ", ".join(pretrained.names())
     missing = f"model {name!r} was not found: there is no folder {name}, the package has {packaged}, and "
     if not _HUB_NAME.fullmatch(name):

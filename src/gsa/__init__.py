@@ -9,11 +9,14 @@ from gsa.auto_classes import register_config, register_models
 from gsa.errors import BackendUnavailable, GSAError
 
 if TYPE_CHECKING:
-    from gsa.infer import Engine, Sampling, State
+    from gsa import mixers, ops, pretrained
+    from gsa.infer import Engine, State
+    from gsa.infer.text_model import load
     from gsa.models import LM, ModelConfig, ModelState, preset, presets
     from gsa.models.hf.cache import GSACache
     from gsa.models.hf.config import GSAConfig
     from gsa.models.hf.modeling import GSAForCausalLM, GSAModel
+    from gsa.sampling import Sampling
 
 __version__ = "0.1.0"
 __all__ = [
@@ -30,12 +33,18 @@ __all__ = [
     "Sampling",
     "State",
     "__version__",
+    "load",
+    "mixers",
+    "ops",
     "preset",
     "presets",
+    "pretrained",
 ]
 # Imported when first asked for: `import gsa` itself needs neither torch nor transformers.
 _LAZY = {
-    **dict.fromkeys(("Engine", "Sampling", "State"), "gsa.infer"),
+    "load": "gsa.infer.text_model",
+    **dict.fromkeys(("Engine", "State"), "gsa.infer"),
+    "Sampling": "gsa.sampling",
     **dict.fromkeys(("LM", "ModelConfig", "ModelState", "preset", "presets"), "gsa.models"),
     "GSACache": "gsa.models.hf.cache",
     "GSAConfig": "gsa.models.hf.config",
@@ -43,12 +52,23 @@ _LAZY = {
 }
 
 
+_ROOMS = ("mixers", "ops", "pretrained")
+"""Packages that are there without an import of their own: `gsa.ops.gated_slot_attention`."""
+
+
 def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return import_module(f"gsa.{name}")
     if name not in _LAZY:
         raise AttributeError(f"module 'gsa' has no attribute {name!r}")
     if name.startswith("GSA"):
         register_models()
     return getattr(import_module(_LAZY[name]), name)
+
+
+def __dir__() -> list[str]:
+    """The public names, also those that are not imported yet."""
+    return __all__
 
 
 register_config()

@@ -27,4 +27,4 @@ def greedy(capsys: pytest.CaptureFixture, *args: str | Path) -> str:
 
 def by_engine(prompt: str, count: int) -> str:
     engine = TextEngine.load()
-    return "".join(piece.text for piece in engine.stream(prompt, Sampling(max_tokens=count)))
+    return "".join(piece.text for piece in engine.stream(prompt, Sampling(max_tokens=count, temperature=0)))

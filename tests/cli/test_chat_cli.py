@@ -47,7 +47,7 @@ class Terminal(io.TextIOWrapper):
 
 
 def replies(folder: Path, *texts: str, system: str | None = None) -> list[str]:
-    chat = Chat(TextEngine.load(folder), Sampling(max_tokens=6), system)
+    chat = Chat(TextEngine.load(folder), Sampling(max_tokens=6, temperature=0), system)
     return ["".join(piece.text for piece in chat.reply(text)) for text in texts]
 
 

@@ -10,7 +10,7 @@ from gsa.infer import Engine, Model, Sampling
 from gsa.infer.state import State
 from tests.models.cases import model
 
-SHORT = Sampling(max_tokens=8)
+SHORT = Sampling(max_tokens=8, temperature=0)
 
 
 @cache

@@ -6,6 +6,7 @@ import json
 import string
 import tempfile
 from functools import cache
+from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ from gsa.infer.tokens import TokenHash
 from tests.examples import examples
 from tests.infer.talking import BEGIN, BEGIN_ID, CHATML, END, END_ID, write_model, write_tokenizer
 
-SHORT = Sampling(max_tokens=6)
+SHORT = Sampling(max_tokens=6, temperature=0)
 CONVERSATION = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": "Where is naïve\nAhab?"},
@@ -230,7 +231,7 @@ def test_replies_are_those_of_the_whole_conversation(folder: Path) -> None:
         whole = chat.template.render([*chat.messages, {"role": "user", "content": text}])
         rest = whole if not ids else rest_of(whole, chat._read)
         ids += chat.template.encode(rest, chat._read[-1] if ids else None).tolist()
-        expected = engine.engine.generate(ids, Sampling(max_tokens=6, stop=engine.ends)).tokens
+        expected = engine.engine.generate(ids, Sampling(max_tokens=6, temperature=0, stop=engine.ends)).tokens
         assert say(chat, text) == engine.tokenizer.decode(expected)
         ids += expected
 
@@ -261,7 +262,7 @@ def test_special_tokens_in_a_reply_stay_what_they_are(folder: Path) -> None:
 
 
 def test_a_reply_that_is_cancelled_counts(folder: Path) -> None:
-    chat = Chat(TextEngine.load(folder), Sampling(max_tokens=50))
+    chat = Chat(TextEngine.load(folder), Sampling(max_tokens=50, temperature=0))
     shown = ""
     for piece in chat.reply("Who?"):
         shown += piece.text
@@ -302,3 +303,17 @@ def test_reset_begins_anew(folder: Path) -> None:
     assert (chat.messages, chat.state) == ([{"role": "system", "content": "Be brief."}], None)
     assert say(chat, "Who?") == first
     assert chat.state.digest == state.digest
+
+
+def test_two_conversations_in_turns_are_those_held_alone(folder: Path) -> None:
+    engine = TextEngine.load(folder, batch_size=2)
+    asked = ("Who?", "Where are you, my friend?")
+    alone = [Chat(engine, SHORT).say(text) for text in asked]
+    chats = [Chat(engine, SHORT), Chat(engine, SHORT)]
+    said = ["", ""]
+    for pieces in zip_longest(*(chat.reply(text) for chat, text in zip(chats, asked, strict=True))):
+        for i, piece in enumerate(pieces):
+            said[i] += "" if piece is None else piece.text
+    assert said == alone
+    assert [chat.messages[-1]["content"] for chat in chats] == said
+    assert [chat.state.digest for chat in chats] == [text.state.digest for text in alone]

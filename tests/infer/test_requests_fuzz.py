@@ -98,7 +98,8 @@ SETTINGS: dict[str, st.SearchStrategy[Any]] = {
 WRONG_VALUES = st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=2), st.lists(IDS), st.tuples(st.integers())
 )
-VALID = st.fixed_dictionaries({}, optional=SETTINGS).map(lambda chosen: {"max_tokens": 5, "seed": 0, **chosen})
+PLAIN = {"max_tokens": 5, "temperature": 0.0, "top_p": 1.0, "seed": 0}
+VALID = st.fixed_dictionaries({}, optional=SETTINGS).map(lambda chosen: {**PLAIN, **chosen})
 # Any value for any setting; by chance it may be a right one.
 MIXED = st.tuples(VALID, st.sampled_from([*SETTINGS]), WRONG_VALUES).map(lambda parts: {**parts[0], parts[1]: parts[2]})
 

@@ -17,7 +17,8 @@ from transformers import (
 )
 
 from gsa import GSAError
-from gsa.infer.sampling import Sampler, Sampling, choose, drawn, kept
+from gsa.infer.sampling import Sampler, choose, drawn, kept
+from gsa.sampling import Sampling
 from tests.examples import examples
 
 NO_PROMPT = torch.zeros(0, dtype=torch.int64)
@@ -97,14 +98,14 @@ def test_top_p_keeps_as_few_as_reach_it_and_of_equals_the_lower_ids():
 
 
 def test_top_k_keeps_those_as_likely_as_the_last():
-    weights = kept(torch.tensor([1.0, 3.0, 2.0, 2.0, 0.0]), Sampling(temperature=1.0, top_k=2))
+    weights = kept(torch.tensor([1.0, 3.0, 2.0, 2.0, 0.0]), Sampling(temperature=1.0, top_k=2, top_p=1.0))
     assert (weights > 0).tolist() == [False, True, True, True, False]
 
 
 @pytest.mark.parametrize("chosen", [{}, {"top_k": 3}, {"top_p": 0.8}, {"min_p": 0.2}], ids=str)
 def test_tokens_come_as_often_as_their_probability_says(chosen):
     logits = torch.randn(12).double()
-    weights = kept(logits, Sampling(temperature=1.3, **chosen))
+    weights = kept(logits, Sampling(**{"temperature": 1.3, "top_p": 1.0, **chosen}))
     draws = Counter(drawn(weights, (i + 0.5) / 4096) for i in range(4096))
     assert all(weights[token] > 0 for token in draws)
     for token, share in enumerate((weights / weights.sum() * 4096).tolist()):
@@ -149,14 +150,14 @@ def test_a_temperature_near_nothing_is_greedy():
 def test_the_lowest_of_equally_likely_tokens_is_the_greedy_one(vocabulary):
     logits = torch.randint(0, 3, (7, vocabulary)).float()
     expected = [row.index(max(row)) for row in logits.tolist()]
-    assert [choice.id for choice in choose(logits, [sampler(Sampling())] * 7)] == expected
-    penalising = Sampling(repetition_penalty=2.0)
+    assert [choice.id for choice in choose(logits, [sampler(Sampling(temperature=0))] * 7)] == expected
+    penalising = Sampling(temperature=0, repetition_penalty=2.0)
     each = [sampler(penalising, vocabulary=vocabulary) for _ in range(7)]
     assert [choice.id for choice in choose(logits, each)] == expected
 
 
 def test_a_greedy_text_with_a_penalty_takes_the_likeliest_by_transformers_penalty():
-    one, said = sampler(Sampling(repetition_penalty=1.8), torch.tensor([3, 4])), [3, 4]
+    one, said = sampler(Sampling(temperature=0, repetition_penalty=1.8), torch.tensor([3, 4])), [3, 4]
     processor = RepetitionPenaltyLogitsProcessor(1.8)
     logits = torch.randn(1, 40) * 2
     for _ in range(15):
@@ -181,7 +182,11 @@ def test_a_seed_decides_and_without_one_each_request_differs():
 
 def test_a_choice_does_not_depend_on_the_others():
     logits = torch.randn(9, 40) * 3
-    kinds = [Sampling(), Sampling(temperature=1.0, seed=5), Sampling(temperature=0.7, top_p=0.9, seed=6, logprobs=3)]
+    kinds = [
+        Sampling(temperature=0),
+        Sampling(temperature=1.0, top_p=1.0, seed=5),
+        Sampling(temperature=0.7, top_p=0.9, seed=6, logprobs=3),
+    ]
     each = [kinds[i % 3] for i in range(9)]
     together = choose(logits, [sampler(sampling) for sampling in each])
     assert together == [choose(logits[i : i + 1], [sampler(sampling)])[0] for i, sampling in enumerate(each)]
@@ -212,7 +217,7 @@ def test_nothing_is_reported_unless_asked():
 
 @pytest.mark.parametrize("odd", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize(
-    "sampling", [Sampling(), Sampling(temperature=1.0, top_p=0.5, seed=1)], ids=["greedy", "drawn"]
+    "sampling", [Sampling(temperature=0), Sampling(temperature=1.0, top_p=0.5, seed=1)], ids=["greedy", "drawn"]
 )
 def test_scores_that_are_not_finite_give_no_token_and_do_not_disturb_others(odd, sampling):
     logits = torch.randn(3, 40)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,9 @@ from gsa.data.tokenizer import END_OF_TEXT, JSON, BytesTokenizer, Tokenizer, loa
 from gsa.data.tokenizer_json import JsonTokenizer
 from gsa.errors import GSAError
 from gsa.infer import Engine, Sampling
-from gsa.infer.text import Detokenizer, StopStrings, TextEngine, detokenized
+from gsa.infer.detokenizer import Detokenizer, detokenized
+from gsa.infer.stop_strings import StopStrings
+from gsa.infer.text import Text, TextEngine
 from gsa.infer.tokens import TokenHash
 from gsa.infer.vocabulary import vocabulary
 from gsa.models.checkpoint import save_model
@@ -26,7 +29,7 @@ from tests.examples import examples
 from tests.infer.talking import BEGIN, BEGIN_ID, END_ID, write_model, write_tokenizer
 from tests.models.cases import model
 
-GREEDY = Sampling(max_tokens=40)
+GREEDY = Sampling(max_tokens=40, temperature=0)
 
 
 def json_tokenizer(name: str, **parts: object) -> JsonTokenizer:
@@ -209,10 +212,10 @@ def written(engine: TextEngine, prompt: str, **options: object) -> tuple[str, st
 
 
 def test_the_text_is_that_of_the_engines_tokens(tiny: TextEngine) -> None:
-    writing = tiny.stream("Call me Ishmael.", Sampling(max_tokens=40, logprobs=1))
+    writing = tiny.stream("Call me Ishmael.", Sampling(max_tokens=40, temperature=0, logprobs=1))
     pieces = list(writing)
     ids = tiny.tokenizer.encode(["Call me Ishmael."])[0]
-    expected = tiny.engine.generate(ids, Sampling(max_tokens=40, logprobs=1))
+    expected = tiny.engine.generate(ids, Sampling(max_tokens=40, temperature=0, logprobs=1))
     assert "".join(piece.text for piece in pieces) == tiny.tokenizer.decode(expected.tokens)
     assert pieces[-1].reason == expected.reason == "length"
     tokens = [piece.token for piece in pieces if piece.token is not None]
@@ -236,7 +239,7 @@ def test_a_stop_string_ends_the_text_and_the_request(tiny: TextEngine) -> None:
 def test_a_stop_string_in_the_very_last_text_counts(tiny: TextEngine) -> None:
     """It is the flush of half a character that completes it."""
     engine = TextEngine(tiny.engine, tiny.tokenizer)
-    writing = engine.stream("a", Sampling(max_tokens=1), stop=["\ufffd"])
+    writing = engine.stream("a", Sampling(max_tokens=1, temperature=0), stop=["\ufffd"])
     half = next(i for i, spelt in enumerate(vocabulary(tiny.tokenizer).spelt) if spelt == b"\xe2")
     writing._text.add(half)
     writing.cancel()
@@ -250,7 +253,7 @@ def test_the_model_ends_a_text(tmp_path: Path) -> None:
     assert engine.ends == (256, END_ID)
     (folder / "generation_config.json").write_text('{"eos_token_id": 65}')
     assert TextEngine.load(folder).ends == (65, 256, END_ID)
-    first = engine.engine.generate([10, 11], Sampling(max_tokens=1)).tokens[0]
+    first = engine.engine.generate([10, 11], Sampling(max_tokens=1, temperature=0)).tokens[0]
     ended = TextEngine(engine.engine, engine.tokenizer, [first, 10**6])
     assert written(ended, "\n\x0b") == ("", "stop")
     for odd in ('"x"', "[1, true]", "-1"):
@@ -267,7 +270,7 @@ def test_text_goes_on_from_a_state(tiny: TextEngine) -> None:
     assert state.digest == TokenHash.advance(TokenHash.EMPTY, ids).hex()
     # As if it had never been interrupted.
     assert before + written(tiny, "", state=state)[0] == "".join(
-        piece.text for piece in tiny.stream("Call me Ishmael.", Sampling(max_tokens=80))
+        piece.text for piece in tiny.stream("Call me Ishmael.", Sampling(max_tokens=80, temperature=0))
     )
     new = tiny.tokenizer.encode([" And then"], continues=True)[0]
     expected = tiny.engine.generate(new, GREEDY, state=state)
@@ -382,3 +385,97 @@ def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
     shutil.rmtree(folder)
     with pytest.raises(GSAError, match="there is no such folder"):
         TextEngine.load(folder)
+
+
+def alone(engine: TextEngine, prompt: str, stop: str = "") -> tuple[Text, list[int]]:
+    text = engine.stream(prompt, GREEDY, stop=stop or (), keep_state=True).rest()
+    return text, text.tokens
+
+
+@pytest.mark.parametrize("places", [1, 4])
+def test_texts_written_in_turns_are_those_written_alone(tiny: TextEngine, places: int) -> None:
+    """A step for one of them makes tokens of all; none is lost, none comes after a stop string, also in the state."""
+    engine = TextEngine(Engine(tiny.engine.model, batch_size=places), tiny.tokenizer)
+    prompts = ["Call me Ishmael.", "It is a truth", "whale " * 700]
+    stops = ["", alone(engine, prompts[1])[0][20:24], ""]
+    expected = [alone(engine, prompt, stop) for prompt, stop in zip(prompts, stops, strict=True)]
+    assert [text.reason for text, _ in expected] == ["length", "stop", "length"]
+    writings = [
+        engine.stream(prompt, GREEDY, stop=stop or (), keep_state=True)
+        for prompt, stop in zip(prompts, stops, strict=True)
+    ]
+    found, going = ["", "", ""], [0, 1, 2]
+    for turn in count():
+        for i in [*going]:
+            if turn % (i + 1) == 0:  # some are asked more often than others
+                piece = next(writings[i], None)
+                found[i] += piece.text if piece is not None else ""
+                going = going if piece is not None else [other for other in going if other != i]
+        if not going:
+            break
+    for text, writing, (whole, tokens) in zip(found, writings, expected, strict=True):
+        assert (text, writing.generation.tokens, writing.reason) == (whole, tokens, whole.reason)
+        assert writing.generation.kept.digest == whole.state.digest
+
+
+def test_texts_written_in_threads_are_those_written_alone(tiny: TextEngine) -> None:
+    prompts = ["Call me Ishmael.", "It is a truth", "She was", "whale " * 700]
+    engine = TextEngine(Engine(tiny.engine.model, batch_size=3), tiny.tokenizer)
+    settings = Sampling(max_tokens=40, temperature=0, logprobs=1)
+    expected = [engine.stream(prompt, settings).rest() for prompt in prompts]
+
+    def write(prompt: str) -> tuple[str, list[int], list[float]]:
+        writing = engine.stream(prompt, settings)
+        pieces = list(writing)
+        tokens = [piece.token for piece in pieces if piece.token is not None]
+        assert [token.id for token in tokens] == writing.generation.tokens
+        return "".join(piece.text for piece in pieces), writing.generation.tokens, [token.logprob for token in tokens]
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(write, prompts * 3))
+    assert found == [(str(text), text.tokens, text.logprobs) for text in expected] * 3
+    with ThreadPoolExecutor(4) as pool:
+        streamed = list(
+            pool.map(lambda ids: list(engine.engine.stream(ids, settings)), map(engine.encode, prompts * 3))
+        )
+    assert [[token.id for token in tokens] for tokens in streamed] == [text.tokens for text in expected] * 3
+
+
+def test_what_was_made_before_a_text_is_cancelled_is_given(tiny: TextEngine) -> None:
+    engine = TextEngine(Engine(tiny.engine.model, batch_size=2), tiny.tokenizer)
+    waiting, other = engine.stream("Call me", GREEDY), engine.stream("She was", GREEDY)
+    for _ in other:
+        if len(waiting.generation.tokens) == 5:
+            waiting.cancel()
+    assert len(other.generation.tokens) == 40
+    text = waiting.rest()
+    assert (text, text.reason) == (tiny.tokenizer.decode(waiting.generation.tokens), "cancelled")
+    assert len(text.tokens) == 5
+
+
+def test_a_text_that_nobody_waits_for_ends(tiny: TextEngine) -> None:
+    writing = tiny.stream("Call me", Sampling(max_tokens=1000))
+    for _ in range(3):
+        next(writing)
+    generation = writing.generation
+    del writing
+    written(tiny, "She was")
+    assert (generation.reason, len(generation.tokens)) == ("stop", 4)
+    assert not tiny.engine.busy
+
+
+def test_a_predicate_ends_a_request(tiny: TextEngine) -> None:
+    """`until` of Engine.submit is asked with every token; its last word counts before the length does."""
+    whole = tiny.engine.generate([10, 11], GREEDY).tokens
+    seen: list[int] = []
+
+    def until(id_: int) -> bool:
+        seen.append(id_)
+        return len(seen) == 5
+
+    for length in (40, 5):
+        seen.clear()
+        request = tiny.engine.submit([10, 11], Sampling(max_tokens=length, temperature=0), until=until)
+        while not request.done:
+            tiny.engine.step()
+        assert (request.tokens, request.reason) == (seen, "stop") == (whole[:5], "stop")

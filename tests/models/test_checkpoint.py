@@ -10,7 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from gsa.errors import GSAError
+from gsa.models import LM, preset
 from gsa.models.checkpoint import load_config, load_model, save_model
+from gsa.train.checkpoint import save_checkpoint
 from tests.models.cases import CASES, ids, model
 
 
@@ -93,7 +95,7 @@ def index(folder: Path, text: str) -> None:
         (lambda d: change_config(d, model_type="llama"), "model_type is 'llama', expected 'gated_slot_attention'"),
         (lambda d: (d / "config.json").write_text("{"), "config.json: not JSON"),
         (lambda d: (d / "config.json").write_text("[]"), "config.json: expected a JSON object, got list"),
-        (lambda d: (d / "config.json").unlink(), "config.json: there is no such file"),
+        (lambda d: (d / "config.json").unlink(), r"is neither a model \(config.json\), nor a checkpoint"),
         (lambda d: (d / "model.safetensors").unlink(), "there is neither model.safetensors nor"),
         (lambda d: change_weights(d, **{"model.norm.weight": None}), "tensor model.norm.weight is missing"),
         (lambda d: change_weights(d, extra=torch.zeros(2)), "tensor extra is not part of the model"),
@@ -199,3 +201,21 @@ def test_loading_imports_no_compiler() -> None:
         "load_model(gsa.pretrained.folder('gsa-tiny')); print('torch._dynamo' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+def test_models_go_by_name_without_the_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the package, folders and runs; all that a name can be is tested with `find_model`."""
+    monkeypatch.setattr("gsa.train.find._on_hub", lambda name: pytest.fail(f"the Hub was asked for {name}"))
+    tiny = load_model("gsa-tiny")
+    assert (tiny.config, tiny.lm_head.weight.dtype) == (preset("gsa-tiny"), torch.bfloat16)
+    assert LM.from_pretrained("gsa-tiny", dtype=torch.float32).lm_head.weight.dtype == torch.float32
+    lm = model("gsa")
+    lm.save_pretrained(tmp_path / "model")
+    save_checkpoint(tmp_path / "run", 1, lm.config, {"model": lm.state_dict()}, {})
+    for source in (tmp_path / "model", str(tmp_path / "model"), tmp_path / "run"):
+        again = LM.from_pretrained(source)
+        assert again.config == lm.config
+        for name, x in lm.state_dict().items():
+            assert torch.equal(again.state_dict()[name], x), (source, name)
+    with pytest.raises(GSAError, match="model 'gsa-huge' was not found"):
+        load_model("gsa-huge")

@@ -174,6 +174,6 @@ def test_what_is_not_there_is_said_alike_by_all(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
     (tmp_path / "empty").mkdir()
-    for use in (find_model, Engine, TextEngine.load):
+    for use in (find_model, Engine, TextEngine.load, gsa.load, LM.from_pretrained):
         with pytest.raises(GSAError, match=message):
             use(name)  # type: ignore[operator]

@@ -39,7 +39,7 @@ def written_by(model: Model, length: int) -> Tensor:
     from gsa.infer import Engine, Sampling
 
     engine = Engine(model, batch_size=SEQUENCES)
-    settings = [Sampling(max_tokens=length, temperature=1.0, seed=seed) for seed in range(SEQUENCES)]
+    settings = [Sampling(max_tokens=length, temperature=1.0, top_p=1.0, seed=seed) for seed in range(SEQUENCES)]
     starts = [[100 + seed] for seed in range(SEQUENCES)]
     return torch.tensor([done.tokens for done in engine.generate(starts, settings)])
 

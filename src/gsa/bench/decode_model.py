@@ -206,7 +206,7 @@ def _served(model: Model, size: int, wanted: list[Job]) -> tuple[float, list[lis
         for _ in range(chance.randint(0, 2)):
             if waiting:
                 ids, length, end = waiting.popleft()
-                made.append(engine.submit(ids, Sampling(max_tokens=length, stop=end)))
+                made.append(engine.submit(ids, Sampling(max_tokens=length, temperature=0.0, stop=end)))
         engine.step()
     spent = time.perf_counter() - begun
     outputs = [list(generation.tokens) for generation in made]

@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from gsa.cli.console import Output, Weights, tell
+from gsa.sampling import DEFAULT
 
 if TYPE_CHECKING:
     from gsa.infer.chat import Chat
@@ -18,13 +19,13 @@ def chat(
     model: str,
     system: str | None = None,
     weights: Weights = "auto",
-    max_tokens: int = 1024,
-    temperature: float = 0.8,
-    top_k: int = 0,
-    top_p: float = 0.95,
-    min_p: float = 0.0,
-    repetition_penalty: float = 1.0,
-    seed: int | None = None,
+    max_tokens: int = DEFAULT.max_tokens,
+    temperature: float = DEFAULT.temperature,
+    top_k: int = DEFAULT.top_k,
+    top_p: float = DEFAULT.top_p,
+    min_p: float = DEFAULT.min_p,
+    repetition_penalty: float = DEFAULT.repetition_penalty,
+    seed: int | None = DEFAULT.seed,
     threads: int | None = None,
 ) -> None:
     """Talks with a model that has a chat template, a line at a time; each reply goes on from the state of the last.

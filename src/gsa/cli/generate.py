@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gsa.cli.console import Weights
+from gsa.sampling import DEFAULT
 
 if TYPE_CHECKING:
     from gsa.infer.text import Piece, TextEngine, Writing
@@ -21,15 +22,15 @@ def generate(
     file: str | None = None,
     model: str = "gsa-tiny",
     weights: Weights = "auto",
-    max_tokens: int = 256,
-    temperature: float = 0.8,
-    top_k: int = 0,
-    top_p: float = 0.95,
-    min_p: float = 0.0,
-    repetition_penalty: float = 1.0,
-    seed: int | None = None,
+    max_tokens: int = DEFAULT.max_tokens,
+    temperature: float = DEFAULT.temperature,
+    top_k: int = DEFAULT.top_k,
+    top_p: float = DEFAULT.top_p,
+    min_p: float = DEFAULT.min_p,
+    repetition_penalty: float = DEFAULT.repetition_penalty,
+    seed: int | None = DEFAULT.seed,
     stop: list[str] | None = None,
-    logprobs: int | None = None,
+    logprobs: int | None = DEFAULT.logprobs,
     state: str | None = None,
     save_state: str | None = None,
     threads: int | None = None,

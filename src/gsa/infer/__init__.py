@@ -3,7 +3,7 @@
 from gsa.infer.engine import Engine
 from gsa.infer.model import Model
 from gsa.infer.requests import Completion, Generation, Token
-from gsa.infer.sampling import Sampling
 from gsa.infer.state import State
+from gsa.sampling import Sampling
 
 __all__ = ["Completion", "Engine", "Generation", "Model", "Sampling", "State", "Token"]

@@ -14,10 +14,12 @@ from numpy.typing import NDArray
 from gsa.data.tokenizer import CONFIG, Tokenizer
 from gsa.errors import GSAError
 from gsa.files import read_json
-from gsa.infer.sampling import Sampling
+from gsa.infer.detokenizer import detokenized
 from gsa.infer.state import State
-from gsa.infer.text import Piece, TextEngine, Writing, detokenized
+from gsa.infer.stop_strings import StopStrings
+from gsa.infer.text import Piece, Text, TextEngine, Writing
 from gsa.infer.vocabulary import SpecialToken, vocabulary
+from gsa.sampling import DEFAULT, Sampling
 
 TEMPLATE, NAMES = "chat_template.jinja", "special_tokens_map.json"
 MARK = "\U000f0000"
@@ -53,7 +55,7 @@ class ChatTemplate:
         if template is None:
             raise GSAError(
                 f"chat: {folder} has no chat template ({TEMPLATE}, or chat_template in {CONFIG}): the model was not "
-                "made for conversations; `gsa generate` continues texts with it"
+                "made for conversations; `gsa generate` continues texts with it, as does `generate` in Python"
             )
         if not template.strip():
             raise GSAError(f"chat: the chat template of {folder} is empty, expected one that tells a conversation")
@@ -111,13 +113,21 @@ class ChatTemplate:
 class Chat:
     """A conversation. What was read once is not read again, unless the template tells the past differently later.
 
-    >>> chat = Chat(TextEngine.load("models/assistant"), Sampling(max_tokens=100))
-    >>> for piece in chat.reply("What is a slot?"):
-    ...     print(piece.text, end="")
+    chat = gsa.load("models/assistant").chat()
+    print(chat.say("What is a slot?"))
+    for text in chat.stream("And a gate?"):
+        print(text, end="", flush=True)
     """
 
-    def __init__(self, engine: TextEngine, sampling: Sampling | None = None, system: str | None = None) -> None:
-        self.engine, self.sampling = engine, sampling or Sampling()
+    def __init__(
+        self,
+        engine: TextEngine,
+        sampling: Sampling = DEFAULT,
+        system: str | None = None,
+        stop: str | Sequence[str] = (),
+    ) -> None:
+        self.engine, self.sampling, self.stop = engine, sampling, stop
+        StopStrings(stop)  # refused now rather than with the first reply
         self.template = ChatTemplate.of(engine.tokenizer)
         self._system: list[Message] = [] if system is None else [{"role": "system", "content": system}]
         self._writing: Writing | None = None
@@ -130,14 +140,32 @@ class Chat:
         """After the last reply."""
         self._read: list[Segment] = []
 
+    def __repr__(self) -> str:
+        read = 0 if self.state is None else self.state.tokens
+        return f"Chat(messages={len(self.messages)}, tokens={read})"
+
+    def say(self, text: str) -> Text:
+        """The assistant's answer to a message."""
+        said = "".join(self.stream(text))
+        assert self._writing is not None
+        return Text.of(said, self._writing)
+
+    def stream(self, text: str) -> Iterator[str]:
+        """The same as it is written. The conversation goes on from it when all of it was taken."""
+        return (piece.text for piece in self.reply(text) if piece.text)
+
     def reply(self, text: str) -> Iterator[Piece]:
         """The assistant's answer, piece by piece; the conversation goes on from it when the last piece was taken."""
+        if not isinstance(text, str):
+            raise GSAError(f"chat: a message must be a text, got {type(text).__name__}")
         asked = [*self.messages, {"role": "user", "content": text}]
         whole = self.template.render(asked)
         rest = None if self.state is None else rest_of(whole, self._read)
         state, after = (None, None) if rest is None else (self.state, self._read[-1])
         ids = self.template.encode(whole if rest is None else rest, after)
-        self._writing = writing = self.engine.stream(ids, self.sampling, state=state, keep_state=True, continues=False)
+        self._writing = writing = self.engine.stream(
+            ids, self.sampling, stop=self.stop, state=state, keep_state=True, continues=False
+        )
         said = []
         try:
             for piece in writing:

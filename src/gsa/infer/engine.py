@@ -18,15 +18,14 @@ from gsa.errors import GSAError, OutOfMemory, memory_errors, raised_by
 from gsa.infer.model import Model
 from gsa.infer.prefix import PrefixCache
 from gsa.infer.reading import Ids, Reading, checked_ids
-from gsa.infer.requests import Completion, Generation, Request, Token
+from gsa.infer.requests import Completion, Generation, Request, Token, Until
 from gsa.infer.runners import make_runner
-from gsa.infer.sampling import Sampler, Sampling
+from gsa.infer.sampling import Sampler
 from gsa.infer.scheduler import NOT_FINITE, Scheduler, is_finite
 from gsa.infer.state import State
 from gsa.models.lm import LM
 from gsa.options import check, number
-
-DEFAULT = Sampling()
+from gsa.sampling import DEFAULT, Sampling
 
 
 @dataclass(frozen=True)
@@ -75,14 +74,22 @@ class Engine:
         return self._scheduler.busy
 
     def submit(
-        self, ids: Ids, sampling: Sampling = DEFAULT, *, state: State | None = None, keep_state: bool = False
+        self,
+        ids: Ids,
+        sampling: Sampling = DEFAULT,
+        *,
+        state: State | None = None,
+        keep_state: bool = False,
+        until: Until | None = None,
     ) -> Generation:
         """A request that starts in one of the next steps, when there is a place for it.
 
         It goes on from a state if one is given, which stays as it is; then there may be no ids. With `keep_state`, the
-        state at its end is kept.
+        state at its end is kept. `until` is called with every token as it comes, in whichever thread makes the step,
+        and ends the request if it says true.
         """
         request = self._request("submit", ids, sampling, state, keep_state)
+        request.until = until
         self._scheduler.add(request)
         return request.generation
 
@@ -175,12 +182,15 @@ class Engine:
         generation, sent = request.generation, 0
         try:
             self._scheduler.add(request)
-            while sent < len(generation.tokens) or not generation.done:
-                if sent == len(generation.tokens):
+            while True:
+                done = generation.done  # asked first: another thread may add the last token at any moment
+                if sent < len(generation.tokens):
+                    yield generation.token(sent)
+                    sent += 1
+                elif done:
+                    break
+                else:
                     self.step()
-                    continue
-                yield generation.token(sent)
-                sent += 1
             generation.completion()  # raises if it ended with an error
         finally:
             generation.cancel()

@@ -11,7 +11,7 @@ import torch
 from gsa.errors import GSAError
 from gsa.infer.layers import use_inference_layers
 from gsa.infer.state_file import Kind, kind_of
-from gsa.models.checkpoint import load_model, stored_weights
+from gsa.models.checkpoint import read_model, stored_weights
 from gsa.models.init import without_memory
 from gsa.models.lm import LM
 from gsa.models.state import ModelState
@@ -29,9 +29,10 @@ class Model:
     ('bf16', 4096)
     """
 
-    def __init__(self, lm: LM, weights: str, fingerprint: str, nbytes: int):
+    def __init__(self, lm: LM, weights: str, fingerprint: str, nbytes: int, num_parameters: int):
         self.lm, self.config = lm, lm.config
         self.weights, self.fingerprint, self.nbytes = weights, fingerprint, nbytes
+        self.num_parameters = num_parameters
 
     @classmethod
     def load(cls, source: str | Path | LM, weights: str = "auto", say: Callable[[str], None] = warn) -> Model:
@@ -49,18 +50,19 @@ class Model:
     def from_folder(cls, folder: Path, weights: str = "auto") -> Model:
         """The model of a folder with config.json and weights."""
         check_format(weights)
-        return cls._of(load_model(folder), weights)
+        return cls._of(read_model(folder), weights)
 
     @classmethod
     def _of(cls, lm: LM, weights: str) -> Model:
         """Takes the LM over."""
         if weights == "auto":
             weights = "bf16" if lm.lm_head.weight.dtype == torch.bfloat16 else "fp32"
+        num_parameters = lm.num_parameters  # before they are packed
         with torch.no_grad():
             fingerprint = _fingerprint(lm)
             packed_weights = use_inference_layers(lm.eval().requires_grad_(False), weights)
         rest = sum(x.nbytes for x in lm.parameters()) + sum(x.nbytes for x in lm.buffers())
-        return cls(lm, weights, fingerprint, sum(x.nbytes for x in packed_weights) + rest)
+        return cls(lm, weights, fingerprint, sum(x.nbytes for x in packed_weights) + rest, num_parameters)
 
     @property
     def vocab_size(self) -> int:

@@ -107,8 +107,11 @@ def checked_ids(ids: object, vocab_size: int, what: str) -> Tensor:
 def _array(ids: object, what: str) -> np.ndarray[Any, Any]:
     """Whole numbers [T] of any type."""
     expected = f"{what}: ids must be whole numbers [T]"
+    kinds = set(map(type, ids)) if isinstance(ids, list | tuple) else {type(ids)}
+    if any(issubclass(kind, str) for kind in kinds):
+        raise GSAError(f"{what}: Engine takes token ids, got text; gsa.load(...) takes text")
     if isinstance(ids, list | tuple):
-        odd = [kind for kind in set(map(type, ids)) if kind is not int and not issubclass(kind, np.integer)]
+        odd = [kind for kind in kinds if kind is not int and not issubclass(kind, np.integer)]
         if odd:
             raise GSAError(f"{expected}, got a {type(ids).__name__} with {odd[0].__name__}")
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -9,11 +10,14 @@ from torch import Tensor
 
 from gsa.errors import GSAError
 from gsa.infer.reading import Reading
-from gsa.infer.sampling import Choice, Sampler, Sampling
+from gsa.infer.sampling import Choice, Sampler
 from gsa.infer.state import State
+from gsa.sampling import Sampling
 
 Alternatives = list[tuple[int, float]]
 """Tokens with their log-probabilities, the likeliest first."""
+Until = Callable[[int], bool]
+"""Called with the id of every token as it comes; says whether the text ends with it."""
 
 
 @dataclass(frozen=True)
@@ -91,11 +95,11 @@ class Generation:
 
     def add(self, choice: Choice) -> Token:
         """Takes a token in."""
-        self.tokens.append(choice.id)
         if self.logprobs is not None and choice.logprob is not None:
             self.logprobs.append(choice.logprob)
         if self.top is not None and choice.top is not None:
             self.top.append(choice.top)
+        self.tokens.append(choice.id)  # last: another thread may ask for a token as soon as it is counted
         return self.token(-1)
 
     def token(self, index: int) -> Token:
@@ -121,6 +125,7 @@ class Request:
     reading: Reading
     sampler: Sampler
     keep_state: bool
+    until: Until | None = None
     place: int = -1
     """Where its state is, once it has been admitted."""
     begun: bool = False

@@ -173,7 +173,9 @@ class Scheduler:
             else:
                 request.unread = choice.id
                 tokens.append(generation.add(choice))
-                if len(generation.tokens) == settings.max_tokens:
+                if request.until is not None and request.until(choice.id):
+                    ended.append((request, "stop"))
+                elif len(generation.tokens) == settings.max_tokens:
                     ended.append((request, "length"))
         for request, reason in ended:
             self._end(request, reason)

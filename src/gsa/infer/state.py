@@ -95,11 +95,10 @@ class State:
         with raised_by(f"State.load: {path}"):
             fields, tensors = read_state(Path(path), expected)
             _check_values(tensors, int(fields["tokens"]))
-        fresh = model.init_state().layers
-        layers = [{name: tensors[f"layers.{i}.{name}"] for name in layer} for i, layer in enumerate(fresh)]
+        logits = tensors.pop("logits")
         return cls(
-            model=ModelState(layers).to(model.device),
-            logits=tensors["logits"].to(model.device),
+            model=ModelState.from_tensors(tensors).to(model.device),
+            logits=logits.to(model.device),
             tokens=int(fields["tokens"]),
             digest=fields["digest"],
             fingerprint=fields["fingerprint"],
@@ -107,12 +106,7 @@ class State:
         )
 
     def _tensors(self) -> dict[str, Tensor]:
-        return {**_named(self.model), "logits": self.logits}
-
-
-def _named(state: ModelState) -> dict[str, Tensor]:
-    """The tensors of all layers by name, as a file holds them."""
-    return {f"layers.{i}.{name}": x for i, layer in enumerate(state.layers) for name, x in layer.items()}
+        return {**self.model.tensors(), "logits": self.logits}
 
 
 def _kinds(model: Model, tokens: int) -> dict[str, Kind]:

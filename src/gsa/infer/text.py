@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import codecs
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from weakref import WeakMethod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,109 +14,19 @@ from numpy.typing import NDArray
 from gsa.data.tokenizer import Tokenizer, load_tokenizer
 from gsa.errors import GSAError
 from gsa.files import read_json
+from gsa.infer.detokenizer import Detokenizer
 from gsa.infer.engine import Engine
 from gsa.infer.model import Model, check_format
-from gsa.infer.requests import Generation, Token
-from gsa.infer.sampling import Sampling
+from gsa.infer.reading import Ids
+from gsa.infer.requests import Alternatives, Token, Until
 from gsa.infer.state import State
+from gsa.infer.stop_strings import StopStrings
 from gsa.infer.vocabulary import vocabulary
+from gsa.sampling import DEFAULT, Sampling
 from gsa.train.find import find_model, warn
 
-CONTEXT = 4
-"""Ids before the new ones that are decoded with them: a token's text depends on whether others stand before it."""
 ENDS = ("generation_config.json", "config.json")
 """Files beside a model that may name tokens which end a text."""
-
-
-class Detokenizer:
-    """Gives the text of ids that come one by one; all of it together is what `tokenizer.decode` gives of all ids.
-
-    With `continues`, it is the text that these ids add to an earlier one: a space in front of the first word stays.
-    An id that the tokenizer does not know (models may have room for more) is no text.
-
-    >>> text = Detokenizer(load_tokenizer("bytes"))
-    >>> [text.add(id) for id in [72, 195, 169]], text.end()
-    (['H', '', 'é'], '')
-    """
-
-    def __init__(self, tokenizer: Tokenizer, *, continues: bool = False) -> None:
-        self._tokenizer, self._vocabulary = tokenizer, vocabulary(tokenizer)
-        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        self._context: list[int] = tokenizer.encode(["a"])[0].tolist() if continues else []
-        self._waiting: list[int] = []
-
-    def add(self, id_: int) -> str:
-        """The text that has become final with this id; none if it may still change."""
-        if id_ >= self._tokenizer.vocab_size:
-            return ""
-        if self._vocabulary.spelt is not None:
-            return self._utf8.decode(self._vocabulary.spelt[id_])
-        self._waiting.append(id_)
-        return "" if id_ in self._vocabulary.in_runs else self._decoded(final=False)
-
-    def end(self) -> str:
-        """The rest: bytes that are no UTF-8 without more become U+FFFD. After it another text may begin."""
-        if self._vocabulary.spelt is not None:
-            return self._utf8.decode(b"", final=True)
-        return self._decoded(final=True)
-
-    def _decoded(self, *, final: bool) -> str:
-        ids = self._context + self._waiting
-        text = self._tokenizer.decode(ids)[len(self._tokenizer.decode(self._context)) :]
-        if not final and self._vocabulary.joins_bytes and text.endswith("\ufffd"):
-            return ""
-        self._context, self._waiting = ids[-CONTEXT:], []
-        return text
-
-
-def detokenized(tokenizer: Tokenizer, ids: Iterable[int], *, continues: bool = False) -> str:
-    """The text of all ids."""
-    text = Detokenizer(tokenizer, continues=continues)
-    return "".join([*map(text.add, ids), text.end()])
-
-
-class StopStrings:
-    """Lets text pass until a stop string stands in it; what may be the beginning of one waits.
-
-    The stop string that is complete first counts, of two that end together the longer; how the text was cut into
-    pieces makes no difference.
-
-    >>> stops = StopStrings(["\\n\\n", "END"])
-    >>> stops.add("a\\nE"), stops.add("Nb"), stops.add("\\n"), stops.add("\\nc")
-    (('a\\n', False), ('ENb', False), ('', False), ('', True))
-    """
-
-    def __init__(self, stops: Iterable[str]) -> None:
-        self._stops = tuple(stops)
-        for stop in self._stops:
-            if not isinstance(stop, str) or not stop:
-                raise GSAError(f"stop strings must be texts of at least one character, got {stop!r}")
-        self._longest = max(map(len, self._stops), default=0)
-        self._held = ""
-
-    def add(self, text: str) -> tuple[str, bool]:
-        """The text to show, and whether a stop string was found, which is not shown."""
-        held = self._held + text
-        found = [(start + len(stop), start) for stop in self._stops if (start := held.find(stop)) >= 0]
-        if found:
-            self._held = ""
-            _, start = min(found)  # the one that ends first; of two that end together the longer
-            return held[:start], True
-        show = len(held) - self._begun(held)
-        self._held = held[show:]
-        return held[:show], False
-
-    def end(self) -> str:
-        """What was held back."""
-        rest, self._held = self._held, ""
-        return rest
-
-    def _begun(self, text: str) -> int:
-        """How many characters at the end of a text may be the beginning of a stop string."""
-        for count in range(min(self._longest - 1, len(text)), 0, -1):
-            if any(stop.startswith(text[-count:]) for stop in self._stops):
-                return count
-        return 0
 
 
 @dataclass(frozen=True)
@@ -133,11 +43,11 @@ class Piece:
 
 
 class TextEngine:
-    """Continues texts.
+    """An engine with a tokenizer, which continues texts; what `gsa.load` gives is a simpler view of it.
 
     >>> engine = TextEngine.load("gsa-tiny")
-    >>> for piece in engine.stream("Call me", Sampling(max_tokens=20)):
-    ...     print(piece.text, end="")
+    >>> "".join(piece.text for piece in engine.stream("She was", Sampling(max_tokens=10, temperature=0)))
+    ' very well, but she was not\\na little'
     """
 
     def __init__(self, engine: Engine, tokenizer: Tokenizer, ends: Iterable[int] = ()) -> None:
@@ -179,9 +89,9 @@ class TextEngine:
     def stream(
         self,
         prompt: str | NDArray[Any],
-        sampling: Sampling | None = None,
+        sampling: Sampling = DEFAULT,
         *,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         state: State | None = None,
         keep_state: bool = False,
         continues: bool = True,
@@ -192,51 +102,132 @@ class TextEngine:
         word is left out, as tokenizers do that put one there.
         """
         ids = self.encode(prompt, continues=state is not None) if isinstance(prompt, str) else prompt
-        sampling = sampling or Sampling()
-        stops = StopStrings(stop)
+        text, stops = Detokenizer(self.tokenizer, continues=continues), StopStrings(stop)
         sampling = replace(sampling, stop=(*sampling.stop, *self.ends))
-        generation = self.engine.submit(ids, sampling, state=state, keep_state=keep_state)
-        return Writing(self.engine, generation, Detokenizer(self.tokenizer, continues=continues), stops)
+        return Writing(self.engine, ids, sampling, text, stops, state=state, keep_state=keep_state)
 
 
-class Writing:
-    """A text being written: an iterator of pieces, which can be cancelled at any time."""
+class Writing(Iterator[Piece]):
+    """A text being written: an iterator of pieces, which can be cancelled at any time.
 
-    def __init__(self, engine: Engine, generation: Generation, text: Detokenizer, stops: StopStrings) -> None:
-        self.generation = generation
+    A step of the engine makes tokens of all its requests, so tokens of this one may come while another text is asked
+    for, in this thread or in another. Each becomes text when it comes, and waits here until it is asked for.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        ids: Ids,
+        sampling: Sampling,
+        text: Detokenizer,
+        stops: StopStrings,
+        *,
+        state: State | None,
+        keep_state: bool,
+    ) -> None:
+        self.reason: str | None = None
+        """Why it ended, once the last piece was given."""
         self._engine, self._text, self._stops = engine, text, stops
-        self._pieces = self._run()
+        self._made: list[str] = []  # the text that became final with each token
+        self._given = 0
+        self._found = False  # a stop string
+        until = _while_alive(self._take)
+        self.generation = engine.submit(ids, sampling, state=state, keep_state=keep_state, until=until)
 
-    def __iter__(self) -> Iterator[Piece]:
-        return self._pieces
+    def _take(self, id_: int) -> bool:
+        """Turns a token into text, and says whether a stop string is complete."""
+        text, self._found = self._stops.add(self._text.add(id_))
+        self._made.append(text)
+        return self._found
+
+    def __next__(self) -> Piece:
+        if self.reason is not None:
+            raise StopIteration
+        done = self.generation.done  # asked first: another thread may add the last token at any moment
+        if self._given == len(self._made):
+            if done:
+                return self._last()
+            self._step()
+        if self._given == len(self._made):
+            return Piece()
+        self._given += 1
+        return Piece(self._made[self._given - 1], self.generation.token(self._given - 1))
+
+    def _step(self) -> None:
+        try:
+            self._engine.step()
+        except BaseException:
+            self.close()
+            raise
+
+    def _last(self) -> Piece:
+        """The rest of the text, and why there is no more."""
+        self.reason = self.generation.reason
+        if self.generation.error is not None:
+            raise GSAError(self.generation.error)
+        if self._found:
+            return Piece(reason=self.reason)
+        rest, found = self._stops.add(self._text.end())
+        self.reason = "stop" if found else self.reason
+        return Piece(rest + self._stops.end(), reason=self.reason)
 
     def cancel(self) -> None:
-        """Ends it; what was made and not yet given is given as the last piece."""
+        """Ends it; what was made and not yet given is still given."""
         self.generation.cancel()
 
     def close(self) -> None:
         """Ends it without another piece."""
-        self._pieces.close()
         self.generation.cancel()
+        self.reason = self.reason or self.generation.reason
 
-    def _run(self) -> Generator[Piece, None, None]:
-        generation, found = self.generation, False
+    def rest(self) -> Text:
+        """All that has not been given yet, as one text."""
         try:
-            while not (found or generation.done):
-                mine = [token for token in self._engine.step() if token.request is generation]
-                for token in mine:
-                    text, found = self._stops.add(self._text.add(token.id))
-                    if found:
-                        generation.cancel()  # at once: who reads the piece may take long
-                    yield Piece(text, token)
-                if not mine:
-                    yield Piece()
+            return Text.of("".join(piece.text for piece in self), self)
         finally:
-            generation.cancel()
-        if generation.error is not None:
-            raise GSAError(generation.error)
-        rest, found_last = ("", True) if found else self._stops.add(self._text.end())
-        yield Piece(rest + self._stops.end(), reason="stop" if found_last else generation.reason)
+            self.close()
+
+
+def _while_alive(take: Callable[[int], bool]) -> Until:
+    """Calls a method until its object is gone: a text that nobody waits for any more ends with the next token."""
+    weak = WeakMethod(take)
+
+    def until(id_: int) -> bool:
+        alive = weak()
+        return alive is None or alive(id_)
+
+    return until
+
+
+class Text(str):
+    """A text that was written. It is a str, and knows how it came about.
+
+    >>> text = TextEngine.load("gsa-tiny").stream("She was", Sampling(max_tokens=2, temperature=0)).rest()
+    >>> text, text.reason, len(text.tokens)
+    (' very well', 'length', 2)
+    """
+
+    reason: str = ""
+    """Why it ended: "length" after `max_tokens`, "stop" at a stop string or where the model ended it, "cancelled"."""
+    tokens: list[int]
+    """Ids of its tokens."""
+    prompt_tokens: int
+    """Tokens of the prompt."""
+    logprobs: list[float] | None = None
+    """Log-probabilities of its tokens, if asked for."""
+    top: list[Alternatives] | None = None
+    """The likeliest tokens in the place of each, if asked for."""
+    state: State | None = None
+    """The state behind its last token, if it was to be kept."""
+
+    @classmethod
+    def of(cls, text: str, writing: Writing) -> Text:
+        """The text that was written, with what is known of its writing."""
+        written, generation = cls(text), writing.generation
+        written.reason = writing.reason or ""
+        written.tokens, written.prompt_tokens = generation.tokens, generation.prompt_tokens
+        written.logprobs, written.top, written.state = generation.logprobs, generation.top, generation.kept
+        return written
 
 
 def _ends(folder: Path) -> list[int]:

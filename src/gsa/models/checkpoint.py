@@ -139,9 +139,22 @@ def _save(weights: dict[str, Tensor], path: Path) -> None:
     path.chmod(mode)
 
 
-def load_model(folder: str | Path, *, dtype: torch.dtype | None = None) -> LM:
-    """A model from a folder, in the dtype of its weights unless another is asked for."""
-    folder = Path(folder)
+def load_model(model: str | Path, *, dtype: torch.dtype | None = None) -> LM:
+    """A model by name or folder, in the dtype of its weights unless another is asked for.
+
+    "gsa-tiny" is in the package; others are folders, checkpoints and runs of training, or names of the Hugging Face Hub
+    (owner/name), as `gsa.train.find.find_model` finds them.
+
+    >>> load_model("gsa-tiny").num_parameters
+    4590848
+    """
+    from gsa.train.find import find_model  # it knows what runs look like, and is built on this room
+
+    return read_model(find_model(model).folder, dtype=dtype)
+
+
+def read_model(folder: Path, *, dtype: torch.dtype | None = None) -> LM:
+    """The model in a folder that was found."""
     config = load_config(folder)
     weights = load_weights(folder)
     model = empty_model(config, weights, f"checkpoint {folder}")

@@ -6,6 +6,7 @@ Shape letters: B batch, T time, D model width, V vocabulary, N sequences.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -57,6 +58,25 @@ class LM(nn.Module):
         """Gives the head the embedding's weights, if the config says so."""
         if self.config.tie_word_embeddings:
             self.lm_head.weight = self.model.embeddings.weight
+
+    @classmethod
+    def from_pretrained(cls, model: str | Path, *, dtype: torch.dtype | None = None) -> LM:
+        """A trained model: "gsa-tiny" of the package, a folder, a run of training, or a name of the Hugging Face Hub.
+
+        It has the dtype of its weights unless another is asked for.
+
+        >>> LM.from_pretrained("gsa-tiny").num_parameters
+        4590848
+        """
+        from gsa.models.checkpoint import load_model  # which imports this module
+
+        return load_model(model, dtype=dtype)
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Writes config.json and weights to a folder, which `from_pretrained` and transformers read."""
+        from gsa.models.checkpoint import save_model
+
+        save_model(self, folder)
 
     def forward(
         self,

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from gsa.errors import GSAError
 from gsa.mixers.base import State
+
+_KEY = re.compile(r"layers\.(0|[1-9]\d{0,5})\.(\w+)")
 
 
 class ModelState:
@@ -16,6 +20,27 @@ class ModelState:
 
     def __init__(self, layers: Sequence[State]):
         self.layers = tuple(layers)
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> ModelState:
+        """The state of which `tensors` gave these; the order does not matter."""
+        layers: dict[int, State] = {}
+        for key, x in tensors.items():
+            found = _KEY.fullmatch(key)
+            if found is None:
+                raise GSAError(f"ModelState: expected tensors named layers.0.k and the like, got {key!r}")
+            layers.setdefault(int(found[1]), {})[found[2]] = x
+        if not layers or sorted(layers) != list(range(len(layers))):
+            raise GSAError(f"ModelState: expected tensors of layers 0, 1, ..., got layers {sorted(layers)}")
+        return cls([layers[i] for i in range(len(layers))])
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors by name, "layers.0.k" and so on: what safetensors and `torch.save` write.
+
+        torch.save(state.tensors(), "state.pt")
+        state = ModelState.from_tensors(torch.load("state.pt", weights_only=True))
+        """
+        return {f"layers.{i}.{name}": x for i, layer in enumerate(self.layers) for name, x in layer.items()}
 
     @classmethod
     def cat(cls, states: Sequence[ModelState]) -> ModelState:
@@ -67,3 +92,7 @@ class ModelState:
 
 def _row(x: Tensor, index: int) -> Tensor:
     return x[index : index + 1].clone()
+
+
+# A state has tensors and nothing that runs, so torch.load(weights_only=True) may read one that torch.save wrote.
+torch.serialization.add_safe_globals([ModelState])

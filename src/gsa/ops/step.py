@@ -29,11 +29,13 @@ def gated_slot_attention_step(
 ) -> tuple[Tensor, SlotState]:
     """The output [B, HQ, V] for one token per row, and the state after it.
 
+    A sequence begins with `SlotState.zeros`, or with the final state that `gated_slot_attention` gives of its prompt.
+
     Arguments are those of `gated_slot_attention` without time: q [B, HQ, K], k [B, H, K], v [B, H, V], log forget gate
     g [B, H, M], write strength s [B, H, M] (default 1 - exp(g)). The state passed in stays as it is, unless `inplace`:
     then its tensors are updated and returned, which is faster, and no gradient flows.
 
-    >>> state = SlotState(torch.zeros(1, 2, 8, 4), torch.zeros(1, 2, 4, 8))
+    >>> state = SlotState.zeros(batch=1, heads=2, slots=4, key_width=8, value_width=8)
     >>> q, k, v = torch.randn(3, 1, 2, 8)
     >>> o, state = gated_slot_attention_step(q, k, v, torch.full((1, 2, 4), -0.1), state=state)
     >>> o.shape

@@ -1,9 +1,8 @@
 """Models that come with the package: folders that `gsa` and transformers load, each with a card that says what it is.
 
-import gsa.pretrained
-from gsa.models.checkpoint import load_model
+import gsa
 
-model = load_model(gsa.pretrained.folder("gsa-tiny"))
+model = gsa.load("gsa-tiny")  # takes and gives text; gsa.LM.from_pretrained("gsa-tiny") is the module of torch
 """
 
 from __future__ import annotations

@@ -152,12 +152,17 @@ def _code_with_transformers(facts: CardFacts) -> str:
 
 
 def _code_with_gsa(facts: CardFacts) -> str:
+    if facts.with_tokenizer:
+        name = json.dumps(facts.name)
+        return _block(
+            ["import gsa", "", f"model = gsa.load({name})", 'print("It was" + model.generate("It was", max_tokens=20))']
+        )
     return _block(
         [
             "import torch",
-            "from gsa.models.checkpoint import load_model",
+            "import gsa",
             "",
-            f"model = load_model({json.dumps(facts.name)}).eval()",
+            f"model = gsa.LM.from_pretrained({json.dumps(facts.name)}).eval()",
             "print(model(torch.tensor([[0]])).logits.shape)",
         ]
     )

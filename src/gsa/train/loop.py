@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gsa.data.batches import MicroBatch, Rows, Steps
 from gsa.errors import GSAError
-from gsa.models.checkpoint import load_model
+from gsa.models.checkpoint import read_model
 from gsa.models.lm import LM
 from gsa.train.evaluation import evaluate
 from gsa.train.folder import RunFolder
@@ -63,7 +63,7 @@ class Trainer:
         state = _shared(strategy, None if checkpoint is None else checkpoint.state)
         torch.manual_seed(settings.seed)
         if plan.weights is not None and state is None:
-            model = load_model(plan.weights, dtype=torch.float32)
+            model = read_model(plan.weights, dtype=torch.float32)
         else:
             model = LM(plan.config)
         if self.folder:

@@ -33,7 +33,6 @@ README = (ROOT / "README.md").read_text()
         "gsa.ops.api",
         "gsa.ops.step",
         "gsa.ops.registry",
-        "gsa.ops.checks",
         "gsa.ops.linear",
         "gsa.ops.weights",
         "gsa.ops.selective_scan",

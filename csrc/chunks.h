@@ -145,16 +145,20 @@ void finish_rows(const Team& team, const Rows<T>& rows, const T* scratch, T scal
 }
 
 // The chunk's rows of a log gate as to.a [C, width] = exp(g) and, if wanted, write_strength [C, width] = 1 - exp(g),
-// rows to.row apart. A gate of width 1 serves all features.
+// rows to.row apart. A gate of width 1 serves all features. Returns whether this member's were good: at most 0, not
+// NaN.
 template <class T>
-void read_gate(const Team& team, const GsaTensor& g, const HeadChunk& chunk, const Gates<T>& to, T* write_strength) {
+bool read_gate(const Team& team, const GsaTensor& g, const HeadChunk& chunk, const Gates<T>& to, T* write_strength) {
     constexpr int W = Simd<T>::W;
     read_rows(team, g, chunk, 1, T(1), to.a, to.row, g.width == 1 ? W : to.width);
+    typename Simd<T>::Int bad{};
     for (int i = team.begin(chunk.tokens); i < team.end(chunk.tokens); i++) {
         T* a = to.a + i * to.row;
         for (int f = 0; f < (g.width == 1 ? W : to.width); f += W) {
+            const Vec<T> x = load(a + f);
+            bad |= ~(x <= T(0));
             Vec<T> e, less_one;
-            exp_and_less_one<T>(load(a + f), e, less_one);
+            exp_and_less_one<T>(x, e, less_one);
             store(a + f, e);
             if (write_strength != nullptr) store(write_strength + i * to.row + f, -less_one);
         }
@@ -163,6 +167,7 @@ void read_gate(const Team& team, const GsaTensor& g, const HeadChunk& chunk, con
             for (int f = 0; f < to.width; f++) a[f] = first;
         }
     }
+    return none<T>(bad);
 }
 
 // One memory of the operator: a padded matrix [rows, cols] in the state of a head, and where the caller has it, dense
@@ -204,6 +209,7 @@ void write_state(const Team& team, const Memory& m, const T* state, void* to, in
 
 // The way of a team through the heads [from, to) of sequence n. Op computes chunks:
 //     memories, memory_count; state_size, border_size: in numbers, of a head
+//     bad_gates: whether a gate was above 0 or NaN, of those that this member has read
 //     forward(team, chunk, state), replay(team, chunk, before, after), backward(team, chunk, before, dstate, border)
 //     gates_at_border(team, chunk, state, dstate, border)
 //     prefetch(team, chunk, next), prefetch_backward(team, chunk, next): memory that will be wanted soon
@@ -350,8 +356,9 @@ struct Schedule {
     int group;          // heads in a unit
     Barrier* barriers;  // one per team
     int64_t units = 0;
-    int64_t next = 0;      // unit that nobody works on yet
-    int64_t together = 0;  // the first so many units are for teams
+    int64_t next = 0;        // unit that nobody works on yet
+    int64_t together = 0;    // the first so many units are for teams
+    bool bad_gates = false;  // whether a gate was above 0, or NaN
 
     int64_t groups() const { return (call.shape.heads + group - 1) / group; }
     int64_t length(int64_t unit) const {
@@ -359,7 +366,7 @@ struct Schedule {
         return call.shape.stops[n] - call.shape.starts[n];
     }
 
-    void work(Team team, char* space, int64_t unit) const {
+    void work(Team team, char* space, int64_t unit) {
         Arena arena;
         arena.base = space;
         Prefetcher prefetcher;
@@ -371,6 +378,7 @@ struct Schedule {
             walk.backward(team, plan.order[unit / groups()], from, to);
         else
             walk.forward(team, plan.order[unit / groups()], from, to);
+        if (walk.op.bad_gates) __atomic_store_n(&bad_gates, true, __ATOMIC_RELAXED);
     }
 
     // How many of the (sorted) units are better shared: those longer than a fair share of all that is left, and those

@@ -82,6 +82,23 @@ void read(const GsaTensor& x, int64_t offset, T scale, T* out, int padded) {
     for (int i = x.width; i < padded; i++) out[i] = 0;
 }
 
+template <class From>
+bool at_most_zero(const From* x, int width) {
+    bool all = true;
+    for (int i = 0; i < width; i++) all &= widen(x[i]) <= 0;
+    return all;
+}
+
+// Whether the numbers of the row of a tensor that begins at number `offset` are at most 0; a NaN is not.
+inline bool at_most_zero(const GsaTensor& x, int64_t offset) {
+    switch (x.type) {
+        case GSA_FLOAT32: return at_most_zero(static_cast<const float*>(x.data) + offset, x.width);
+        case GSA_FLOAT64: return at_most_zero(static_cast<const double*>(x.data) + offset, x.width);
+        case GSA_BFLOAT16: return at_most_zero(static_cast<const BFloat16*>(x.data) + offset, x.width);
+        default: return at_most_zero(static_cast<const Float16*>(x.data) + offset, x.width);
+    }
+}
+
 // The row of the tensor `out` that begins at number `offset` = x [out.width], times `scale`.
 template <class T>
 void write(const T* x, T scale, const GsaTensor& out, int64_t offset) {

@@ -17,6 +17,7 @@ struct LinearAttention {
     size_t state_size;
     int border_size;  // K + V: the sums for the gate of the keys, then for that of the values
     bool by_key, by_value;
+    bool bad_gates = false;
 
     Gates<T> key_gates, value_gates;               // [C, K], [C, V]
     Operand<T> q, k, v, d_o;                       // [R * C, K], [C, K], [C, V], [R * C, V]
@@ -76,8 +77,8 @@ struct LinearAttention {
         key_gates.tokens = value_gates.tokens = chunk.tokens;
         read_rows(team, call.k, chunk, 1, T(1), k.raw, k.row, K);
         read_rows(team, call.v, chunk, 1, T(1), v.raw, v.row, V);
-        if (by_key) read_gate<T>(team, call.gk, chunk, key_gates, nullptr);
-        if (by_value) read_gate<T>(team, call.gv, chunk, value_gates, nullptr);
+        if (by_key) bad_gates |= !read_gate<T>(team, call.gk, chunk, key_gates, nullptr);
+        if (by_value) bad_gates |= !read_gate<T>(team, call.gv, chunk, value_gates, nullptr);
         team.wait();
         if (by_key) key_gates.prepare(team);
         if (by_value) value_gates.prepare(team);

@@ -7,7 +7,7 @@
 #define GSA_API __attribute__((visibility("default")))
 /* Raised whenever a function of this file changes its arguments or its meaning; Python refuses a library of another
    number. Structures and constants are compared one by one, see gsa_layout. */
-#define GSA_ABI 5
+#define GSA_ABI 6
 
 #ifdef __cplusplus
 extern "C" {
@@ -35,6 +35,8 @@ GSA_API void gsa_use_openmp(void* gomp_parallel, void* omp_get_thread_num, void*
 /* The operator. Letters: B rows of the batch, T time, N sequences, H heads of keys and values, R query heads of each of
    them, HQ = H * R, K and V widths of keys and values, M slots. */
 
+/* What its functions return. BAD_GATES: a log gate is above 0, or NaN. */
+enum { GSA_STATUS_DONE, GSA_STATUS_NO_MEMORY, GSA_STATUS_BAD_GATES };
 enum { GSA_FLOAT32, GSA_FLOAT64, GSA_BFLOAT16, GSA_FLOAT16 };
 enum { GSA_READOUT_SOFTMAX, GSA_READOUT_IDENTITY, GSA_READOUT_SWISH, GSA_READOUT_RELU, GSA_READOUT_RELU2 };
 
@@ -92,13 +94,15 @@ typedef struct {
     int64_t batch;
     const int64_t* state_of; /* [batch]: row b has state number state_of[b]; null: state number b */
     int32_t heads, queries, readout, threads, wide;
+    int32_t check; /* whether bad gates are refused, before anything is written */
     double scale;
     GsaTensor q, k, v, g, s, o;      /* time is not used */
     const void *before_k, *before_v; /* [states, H, K, M], [states, H, M, V] */
     void *after_k, *after_v;         /* [states, H, K, M], [states, H, M, V] */
 } GsaStep;
 
-/* All return 0, or 1 if there is no memory. */
+/* All return a GSA_STATUS. Forward computes with bad gates as with others, and says so at its end; backward does not
+   mention them. */
 GSA_API int gsa_linear_attention(const GsaLinearAttention* call, int backward);
 GSA_API int gsa_slot_attention(const GsaSlotAttention* call, int backward);
 GSA_API int gsa_slot_attention_step(const GsaStep* call);
@@ -117,7 +121,8 @@ typedef struct {
     void* dinitial;     /* [N, E, S] */
 } GsaSelectiveScan;
 
-/* Returns 0, or 1 if there is no memory. */
+/* Returns a GSA_STATUS. Bad gates are here rates A above 0, lengths dt below it, and NaN; backward does not mention
+   them. */
 GSA_API int gsa_selective_scan(const GsaSelectiveScan* call, int backward);
 
 /* Matrix-vector products, y [count, N] = W x (+ residual), for 1 to GSA_MAX_COLUMNS columns of activations in fp32. */

@@ -13,12 +13,13 @@ namespace {
 constexpr int kMaxTeams = 64;
 
 template <class T, class Op>
-void run(const typename Op::Call& call, bool backward, const Plan& plan, char* memory, size_t per_thread) {
+bool run(const typename Op::Call& call, bool backward, const Plan& plan, char* memory, size_t per_thread) {
     Barrier barriers[kMaxTeams];
     Schedule<T, Op> schedule{call, backward, plan, memory, per_thread, heads_at_once<T, Op>(call, plan), barriers};
     schedule.units = call.shape.sequences * schedule.groups();
     schedule.share(plan.threads < kMaxTeams ? plan.threads : kMaxTeams);
     parallel(plan.threads, Schedule<T, Op>::thread, &schedule);
+    return !schedule.bad_gates;
 }
 
 size_t linear_attention_size(const GsaLinearAttention& call, bool backward, const Plan& plan) {
@@ -26,12 +27,10 @@ size_t linear_attention_size(const GsaLinearAttention& call, bool backward, cons
                            : working_memory<float, LinearAttention<float>>(call, backward, plan);
 }
 
-void linear_attention(const GsaLinearAttention& call, bool backward, const Plan& plan, char* memory,
+bool linear_attention(const GsaLinearAttention& call, bool backward, const Plan& plan, char* memory,
                       size_t per_thread) {
-    if (call.shape.wide)
-        run<double, LinearAttention<double>>(call, backward, plan, memory, per_thread);
-    else
-        run<float, LinearAttention<float>>(call, backward, plan, memory, per_thread);
+    return call.shape.wide ? run<double, LinearAttention<double>>(call, backward, plan, memory, per_thread)
+                           : run<float, LinearAttention<float>>(call, backward, plan, memory, per_thread);
 }
 
 size_t slot_attention_size(const GsaSlotAttention& call, bool backward, const Plan& plan) {
@@ -39,11 +38,9 @@ size_t slot_attention_size(const GsaSlotAttention& call, bool backward, const Pl
                            : working_memory<float, SlotAttention<float>>(call, backward, plan);
 }
 
-void slot_attention(const GsaSlotAttention& call, bool backward, const Plan& plan, char* memory, size_t per_thread) {
-    if (call.shape.wide)
-        run<double, SlotAttention<double>>(call, backward, plan, memory, per_thread);
-    else
-        run<float, SlotAttention<float>>(call, backward, plan, memory, per_thread);
+bool slot_attention(const GsaSlotAttention& call, bool backward, const Plan& plan, char* memory, size_t per_thread) {
+    return call.shape.wide ? run<double, SlotAttention<double>>(call, backward, plan, memory, per_thread)
+                           : run<float, SlotAttention<float>>(call, backward, plan, memory, per_thread);
 }
 
 template <class T>
@@ -66,8 +63,8 @@ void step(const GsaStep& call, int threads, char* memory) {
 }  // namespace
 
 extern const OperatorKernels operator_kernels;
-const OperatorKernels operator_kernels = {linear_attention_size, linear_attention, slot_attention_size,
-                                          slot_attention,        step_size,        step};
+const OperatorKernels operator_kernels = {
+    linear_attention_size, linear_attention, slot_attention_size, slot_attention, step_size, good_gates, step};
 
 }  // namespace GSA_ISA
 }  // namespace gsa

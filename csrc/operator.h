@@ -16,13 +16,15 @@ struct Plan {
     int threads;
 };
 
-// Working memory comes from the caller, who asks for its size first.
+// Working memory comes from the caller, who asks for its size first. What computes says whether all gates were good: at
+// most 0, and not NaN.
 struct OperatorKernels {
     size_t (*linear_attention_size)(const GsaLinearAttention&, bool backward, const Plan&);
-    void (*linear_attention)(const GsaLinearAttention&, bool backward, const Plan&, char* memory, size_t per_thread);
+    bool (*linear_attention)(const GsaLinearAttention&, bool backward, const Plan&, char* memory, size_t per_thread);
     size_t (*slot_attention_size)(const GsaSlotAttention&, bool backward, const Plan&);
-    void (*slot_attention)(const GsaSlotAttention&, bool backward, const Plan&, char* memory, size_t per_thread);
+    bool (*slot_attention)(const GsaSlotAttention&, bool backward, const Plan&, char* memory, size_t per_thread);
     size_t (*step_size)(const GsaStep&);
+    bool (*good_gates)(const GsaStep&);
     void (*step)(const GsaStep&, int threads, char* memory);
 };
 

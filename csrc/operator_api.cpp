@@ -19,10 +19,10 @@ double tokens(const GsaShape& shape) {
 
 template <class Call>
 int run(const Call& call, bool backward, double operations, size_t (*size)(const Call&, bool, const Plan&),
-        void (*compute)(const Call&, bool, const Plan&, char*, size_t)) {
+        bool (*compute)(const Call&, bool, const Plan&, char*, size_t)) {
     const GsaShape& shape = call.shape;
     Numbers order(shape.sequences), first_mark(shape.sequences);
-    if (order.missing() || first_mark.missing()) return 1;
+    if (order.missing() || first_mark.missing()) return GSA_STATUS_NO_MEMORY;
     int64_t marks = 0;
     for (int64_t n = 0; n < shape.sequences; n++) {
         const int64_t span = static_cast<int64_t>(kChunk) * shape.mark_chunks;
@@ -36,10 +36,10 @@ int run(const Call& call, bool backward, double operations, size_t (*size)(const
     const Plan plan{order.data(), first_mark.data(), useful_threads(shape.threads, operations)};
     const size_t per_thread = size(call, backward, plan);
     char* space = memory.get(per_thread * static_cast<size_t>(plan.threads));
-    if (space == nullptr) return 1;
-    compute(call, backward, plan, space, per_thread);
+    if (space == nullptr) return GSA_STATUS_NO_MEMORY;
+    const bool good = compute(call, backward, plan, space, per_thread);
     memory.trim();
-    return 0;
+    return good || backward ? GSA_STATUS_DONE : GSA_STATUS_BAD_GATES;
 }
 
 }  // namespace
@@ -65,8 +65,9 @@ extern "C" int gsa_slot_attention_step(const GsaStep* call) {
         static_cast<double>(call->batch) * call->heads * (call->q.width + call->v.width) * call->g.width * 10;
     const int threads = useful_threads(call->threads, operations);
     const OperatorKernels& kernels = *isa().operators;
+    if (call->check && !kernels.good_gates(*call)) return GSA_STATUS_BAD_GATES;
     char* space = memory.get(kernels.step_size(*call) * static_cast<size_t>(threads));
-    if (space == nullptr) return 1;
+    if (space == nullptr) return GSA_STATUS_NO_MEMORY;
     kernels.step(*call, threads, space);
-    return 0;
+    return GSA_STATUS_DONE;
 }

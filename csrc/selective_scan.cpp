@@ -37,6 +37,7 @@ struct ScanUnit {
     int index, first, channels;  // of the block: its number, its first channel and how many
     Prefetcher prefetcher;
     Team team;
+    bool bad_gates = false;  // whether a rate was above 0, a length below 0, or one of them NaN
 
     ScanUnit(Arena& arena, const GsaSelectiveScan& call, bool backward, const ScanPlan& plan, const ScanSums<T>& sums)
         : call(call), plan(plan), sums(sums), block(arena, call.B.width, backward), index(0), first(0), channels(0) {
@@ -77,6 +78,22 @@ struct ScanUnit {
         part.data = static_cast<char*>(x.data) + static_cast<int64_t>(first) * size;
         part.width = channels;
         return part;
+    }
+
+    // Of the block's channels, after `choose`.
+    void check_rates() {
+        bool bad = false;
+        for (int s = 0; s < block.S; s++)
+            for (int e = 0; e < channels; e++) bad |= !(block.A[s * kScanChannels + e] <= 0);
+        bad_gates |= bad;
+    }
+
+    // Of the chunk that was read last; what is padded is 0.
+    void check_lengths(int count) {
+        typename Simd<T>::Int bad{};
+        for (int t = 0; t < count; t++)
+            for (int e = 0; e < block.lanes; e += Simd<T>::W) bad |= ~(load(block.dt + t * kScanChannels + e) >= T(0));
+        bad_gates |= !none<T>(bad);
     }
 
     void read_chunk(const HeadChunk& chunk, bool backward) {
@@ -124,6 +141,7 @@ struct ScanUnit {
                     __builtin_memcpy(mark(plan.first_mark[n] + c, s), block.h + s * kScanChannels,
                                      sizeof(T) * block.lanes);
             read_chunk(chunk, false);
+            check_lengths(chunk.count);
             if (c + 1 < chunks(n)) prefetch(chunk_at(n, c + 1), false);
             block.forward(chunk.count, team);
             write_rows(team, block.y, kScanChannels, T(1), chunk, 1, mine(call.y));
@@ -153,6 +171,7 @@ struct ScanUnit {
     // Block `number` of all sequences of a run.
     void walk(int run, int number, bool backward_too) {
         choose(number);
+        if (!backward_too) check_rates();
         const size_t states = static_cast<size_t>(block.S) * kScanChannels;
         if (backward_too)
             for (size_t i = 0; i < states; i++) block.dA[i] = 0;
@@ -212,7 +231,8 @@ struct Scan {
     ScanSums<T> sums;
     char* memory;
     size_t per_thread;
-    int64_t next;  // unit that nobody works on yet
+    int64_t next;            // unit that nobody works on yet
+    bool bad_gates = false;  // of any unit
 
     ScanUnit<T> unit(int rank) const {
         Arena arena;
@@ -225,10 +245,11 @@ struct Scan {
         ScanUnit<T> unit = scan.unit(rank);
         for (;;) {
             const int64_t number = __atomic_fetch_add(&scan.next, 1, __ATOMIC_RELAXED);
-            if (number >= static_cast<int64_t>(scan.plan.runs) * scan.plan.blocks) return;
+            if (number >= static_cast<int64_t>(scan.plan.runs) * scan.plan.blocks) break;
             unit.walk(static_cast<int>(number / scan.plan.blocks), static_cast<int>(number % scan.plan.blocks),
                       scan.backward);
         }
+        if (unit.bad_gates) __atomic_store_n(&scan.bad_gates, true, __ATOMIC_RELAXED);
     }
 
     static void finish(void* context, int rank, int size) {
@@ -246,7 +267,7 @@ ScanMemory size_for(const GsaSelectiveScan& call, bool backward, const ScanPlan&
 }
 
 template <class T>
-void run(const GsaSelectiveScan& call, bool backward, const ScanPlan& plan, int threads, char* memory,
+bool run(const GsaSelectiveScan& call, bool backward, const ScanPlan& plan, int threads, char* memory,
          ScanMemory size) {
     Arena shared;
     shared.base = memory;
@@ -254,18 +275,17 @@ void run(const GsaSelectiveScan& call, bool backward, const ScanPlan& plan, int 
                  0};
     parallel(threads, Scan<T>::thread, &scan);
     if (backward) parallel(threads, Scan<T>::finish, &scan);
+    return !scan.bad_gates;
 }
 
 ScanMemory size(const GsaSelectiveScan& call, bool backward, const ScanPlan& plan) {
     return call.shape.wide ? size_for<double>(call, backward, plan) : size_for<float>(call, backward, plan);
 }
 
-void compute(const GsaSelectiveScan& call, bool backward, const ScanPlan& plan, int threads, char* memory,
+bool compute(const GsaSelectiveScan& call, bool backward, const ScanPlan& plan, int threads, char* memory,
              ScanMemory size) {
-    if (call.shape.wide)
-        run<double>(call, backward, plan, threads, memory, size);
-    else
-        run<float>(call, backward, plan, threads, memory, size);
+    return call.shape.wide ? run<double>(call, backward, plan, threads, memory, size)
+                           : run<float>(call, backward, plan, threads, memory, size);
 }
 
 }  // namespace

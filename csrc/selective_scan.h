@@ -25,9 +25,10 @@ struct ScanMemory {
     size_t shared, per_thread;
 };
 
+// What computes says whether rates A were at most 0 and lengths dt at least 0, none of them NaN.
 struct ScanKernels {
     ScanMemory (*size)(const GsaSelectiveScan&, bool backward, const ScanPlan&);
-    void (*compute)(const GsaSelectiveScan&, bool backward, const ScanPlan&, int threads, char* memory, ScanMemory);
+    bool (*compute)(const GsaSelectiveScan&, bool backward, const ScanPlan&, int threads, char* memory, ScanMemory);
 };
 
 }  // namespace gsa

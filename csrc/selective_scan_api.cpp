@@ -21,7 +21,7 @@ extern "C" int gsa_selective_scan(const GsaSelectiveScan* call, int backward) {
     const int64_t N = shape.sequences;
     const int64_t runs = N < 1 ? 1 : N < kRuns ? N : kRuns;
     Numbers first_mark(N + 1), first_token(N + 1), first_sequence(runs + 1);
-    if (first_mark.missing() || first_token.missing() || first_sequence.missing()) return 1;
+    if (first_mark.missing() || first_token.missing() || first_sequence.missing()) return GSA_STATUS_NO_MEMORY;
     for (int64_t n = 0; n < N; n++) {
         const int64_t length = shape.stops[n] - shape.starts[n];
         first_mark[n + 1] = first_mark[n] + (length + kScanChunk - 1) / kScanChunk;
@@ -40,8 +40,8 @@ extern "C" int gsa_selective_scan(const GsaSelectiveScan* call, int backward) {
     const ScanKernels& kernels = *isa().scan;
     const ScanMemory size = kernels.size(*call, backward != 0, plan);
     char* space = scan_memory.get(size.shared + size.per_thread * static_cast<size_t>(threads));
-    if (space == nullptr) return 1;
-    kernels.compute(*call, backward != 0, plan, threads, space, size);
+    if (space == nullptr) return GSA_STATUS_NO_MEMORY;
+    const bool good = kernels.compute(*call, backward != 0, plan, threads, space, size);
     scan_memory.trim();
-    return 0;
+    return good || backward ? GSA_STATUS_DONE : GSA_STATUS_BAD_GATES;
 }

@@ -65,6 +65,14 @@ GSA_INLINE typename Simd<T>::Int lane_numbers() {
     return lane;
 }
 
+// Whether no lane is set.
+template <class T>
+GSA_INLINE bool none(typename Simd<T>::Int mask) {
+    typename Simd<T>::Int any = mask;
+    for (int i = 1; i < Simd<T>::W; i++) any[0] |= mask[i];
+    return any[0] == 0;
+}
+
 // Lanes of a and b in any order: lane l of the result is number pick(l) of a followed by b.
 #define GSA_SHUFFLE2(a, b, pick) __builtin_shufflevector(a, b, pick(0), pick(1))
 #define GSA_SHUFFLE4(a, b, pick) __builtin_shufflevector(a, b, pick(0), pick(1), pick(2), pick(3))

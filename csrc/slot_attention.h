@@ -18,6 +18,7 @@ struct SlotAttention {
     static constexpr int memory_count = 2;
     size_t state_size;  // of both
     int border_size;    // M
+    bool bad_gates = false;
 
     Gates<T> gates;          // [C, M]
     Operand<T> q, k, v;      // [R * C, K], [C, K], [C, V]
@@ -125,7 +126,7 @@ struct SlotAttention {
     // The chunk's gates and s. The team has waited before, and waits at the end.
     void read_writes(const Team& team, const HeadChunk& chunk) {
         gates.tokens = chunk.tokens;
-        read_gate(team, call.g, chunk, gates, call.s.data == nullptr ? s.raw : nullptr);
+        bad_gates |= !read_gate(team, call.g, chunk, gates, call.s.data == nullptr ? s.raw : nullptr);
         if (call.s.data != nullptr) read_rows(team, call.s, chunk, 1, T(1), s.raw, s.row, M);
         team.wait();
         gates.prepare(team);

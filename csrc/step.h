@@ -44,6 +44,14 @@ GSA_INLINE void add_scaled(T* y, T x, const T* row, int n) {
     each<T>(n, [=](int i, auto kind) { put<T>(y + i, get<T>(y + i, kind) + x * get<T>(row + i, kind)); });
 }
 
+// Whether all log gates are at most 0, and none is NaN.
+inline bool good_gates(const GsaStep& call) {
+    bool good = true;
+    for (int64_t b = 0; b < call.batch; b++)
+        for (int h = 0; h < call.heads; h++) good &= at_most_zero(call.g, b * call.g.batch + h * call.g.head);
+    return good;
+}
+
 template <class T>
 struct Step {
     const GsaStep& call;

@@ -38,7 +38,6 @@ README = (ROOT / "README.md").read_text()
         "gsa.ops.state",
         "gsa.ops.step",
         "gsa.ops.registry",
-        "gsa.ops.checks",
         "gsa.ops.linear",
         "gsa.ops.weights",
         "gsa.ops.selective_scan",

@@ -444,3 +444,13 @@ def test_padding_packs_what_is_real_and_unpacks_to_the_same_places(rows: int, le
     assert Sequences(1, packed.shape[1], x.device, padding.cu_seqlens).lengths().tolist() == mask.sum(1).tolist()
     assert torch.equal(padding.unpack(packed), x * mask[..., None])
     assert padding.extra == 0
+
+
+@pytest.mark.parametrize("name", ["gsa", "abc", "gla", "mamba"])
+def test_a_layer_that_has_diverged_shows_it_in_its_outputs(name: str) -> None:
+    """The operators refuse NaN gates, layers do not: training counts such steps and goes on."""
+    layer = mixer(name, hidden_size=16)
+    y, state = layer(torch.full((1, 4, 16), torch.nan))
+    assert y.isnan().all()
+    y, _ = layer(torch.full((1, 1, 16), torch.nan), state)
+    assert y.isnan().all()

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from gsa.errors import GSAError
 from gsa.ops import (
     SlotState,
     gated_linear_attention,
@@ -206,10 +205,11 @@ def test_operators_pass_the_checks_of_torch(engine: str) -> None:
     q, k, v, g = (x[n].requires_grad_() for n in "qkvg")
     for keep in ("marks", "states"):
         torch.library.opcheck(
-            getattr(torch.ops.gsa, f"{engine}_gsa").default, (q, k, v, g, None, None, None, None, 1.0, "softmax", keep)
+            getattr(torch.ops.gsa, f"{engine}_gsa").default,
+            (q, k, v, g, None, None, None, None, 1.0, "softmax", keep, True),
         )
         torch.library.opcheck(
-            getattr(torch.ops.gsa, f"{engine}_gla").default, (q, k, v, None, None, None, None, 1.0, keep)
+            getattr(torch.ops.gsa, f"{engine}_gla").default, (q, k, v, None, None, None, None, 1.0, keep, True)
         )
 
 
@@ -228,20 +228,6 @@ def test_compiled_code_follows_use_backend(engine: str) -> None:
         assert torch.equal(compiled(*args), first)
     assert graphs.frame_count == 2
     torch._dynamo.reset()
-
-
-def test_forward_mode_is_refused(engine: str) -> None:
-    x = slot_inputs(Case(T=20, initial=False))
-    q, k, v, g = (x[n] for n in "qkvg")
-
-    def tangent(backend: str) -> torch.Tensor:
-        return torch.func.jvp(
-            lambda q: gated_slot_attention(q, k, v, g, backend=backend)[0], (q,), (torch.ones_like(q),)
-        )[1]
-
-    assert tangent("reference").abs().sum() > 0
-    with pytest.raises(GSAError, match="no forward-mode derivative; use backend='reference'"):
-        tangent(engine)
 
 
 def test_several_python_threads(engine: str) -> None:
@@ -282,9 +268,9 @@ def test_nothing_is_kept_without_a_graph(engine: str) -> None:
     x = slot_inputs(case, torch.float32)
     args = ([x[n] for n in "qkvgs"], [None, None, None, 1.0, "softmax"])
     operator = getattr(torch.ops.gsa, f"{engine}_gsa")
-    assert all(t.numel() == 0 for t in operator(*args[0], *args[1], "nothing")[3:])
-    assert operator(*args[0], *args[1], "marks")[3].numel() > 0
-    assert all(t.numel() > 0 for t in operator(*args[0], *args[1], "states")[3:])
+    assert all(t.numel() == 0 for t in operator(*args[0], *args[1], "nothing", True)[3:])
+    assert operator(*args[0], *args[1], "marks", True)[3].numel() > 0
+    assert all(t.numel() > 0 for t in operator(*args[0], *args[1], "states", True)[3:])
 
 
 def test_recomputing_saves_less(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:

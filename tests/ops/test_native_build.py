@@ -69,7 +69,7 @@ import torch
 from gsa.ops.calls import StepCall
 from gsa.ops.native.step import step
 q = torch.randn(1, 1, 8)
-step(StepCall(q, q, q, q, None, torch.zeros(1, 1, 8, 8), torch.zeros(63), 1.0, "softmax"), inplace=True)
+step(StepCall(q, q, q, q, None, torch.zeros(1, 1, 8, 8), torch.zeros(63), 1.0, "softmax", False), inplace=True)
 """
     run = subprocess.run([sys.executable, "-c", code], env=sanitized, capture_output=True, text=True, check=False)
     assert run.returncode != 0

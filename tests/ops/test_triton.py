@@ -125,15 +125,15 @@ def test_gradients_lie_as_compilers_expect() -> None:
     """Also of inputs that are not dense: as torch.empty_like would lie."""
     x = slot_inputs(Case(T=5, initial=False, write=True))
     q, k, v, g, s = (x[n].transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for n in "qkvgs")
-    slots = (q, k, v, g, s, None, None, None, 1.0, "softmax", "marks")
+    slots = (q, k, v, g, s, None, None, None, 1.0, "softmax", "marks", True)
     torch.library.opcheck(torch.ops.gsa.triton_gsa.default, slots, test_utils=OPCHECKS)
     torch.library.opcheck(
-        torch.ops.gsa.triton_gla.default, (q, k, v, None, None, None, None, 0.5, "marks"), test_utils=OPCHECKS
+        torch.ops.gsa.triton_gla.default, (q, k, v, None, None, None, None, 0.5, "marks", True), test_utils=OPCHECKS
     )
     *_, scores, kept_k, kept_v = torch.ops.gsa.triton_gsa(*slots)
     grads = torch.ops.gsa.triton_gsa_backward(
         torch.ones_like(v), None, None, *(t.detach() for t in (q, k, v, g, s)), *[None] * 3, 1.0, "softmax", "marks",
-        scores.detach(), kept_k.detach(), kept_v.detach()
+        True, scores.detach(), kept_k.detach(), kept_v.detach()
     )  # fmt: skip
     for t, grad in zip((q, k, v, g, s), grads, strict=False):
         assert grad.stride() == torch.empty_like(t).stride()
@@ -148,7 +148,7 @@ def test_grids_have_one_dimension_and_nothing_is_atomic() -> None:
     q = torch.empty(64, 65536, 8, 256, dtype=torch.bfloat16, device="meta")
     g = torch.empty(64, 65536, 8, 64, device="meta")
     with recording(TARGETS["sm_90"]) as launches:
-        forward(SlotCall(q, q, q, g, None, None, None, None, 1.0, "softmax", "marks"))
+        forward(SlotCall(q, q, q, g, None, None, None, None, 1.0, "softmax", "marks", False))
     assert all(isinstance(x.programs, int) and 0 < x.programs < 2**31 for x in launches)
     assert max(x.programs for x in launches) > 65535
 

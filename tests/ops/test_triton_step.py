@@ -142,7 +142,7 @@ def test_negated_views() -> None:
 @pytest.mark.parametrize("write", [False, True])
 def test_the_operators_pass_the_checks_of_torch(write: bool, inplace: bool) -> None:
     token, state = _token(Case(T=1, R=2, write=write))
-    arguments = (*token, *([] if write else [None]), *state, 0.5, "softmax")
+    arguments = (*token, *([] if write else [None]), *state, 0.5, "softmax", True)
     gated_slot_attention_step(*token, state=state)  # which registers them
     operator = torch.ops.gsa.triton_step_ if inplace else torch.ops.gsa.triton_step
     torch.library.opcheck(operator.default, arguments)
@@ -234,5 +234,5 @@ def test_double_precision_does_not_pass_through_single() -> None:
     token, state = _token(TINY, torch.float64)
     absent = [x.to("meta") for x in (*token, *state)]
     with recording(TARGETS["sm_90"]) as launches:
-        step(StepCall(*absent[:4], None, *absent[4:], 0.3, "softmax"), inplace=True)
+        step(StepCall(*absent[:4], None, *absent[4:], 0.3, "softmax", False), inplace=True)
     assert [launch.arguments["scale"] for launch in launches] == [1.0]

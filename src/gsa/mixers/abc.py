@@ -64,6 +64,7 @@ class BoundedMemoryAttention(HeadMixer):
             initial_state=bounded_memory(state),
             output_final_state=return_state,
             cu_seqlens=sequences.cu_seqlens,
+            check=False,
         )
         y = self.output(o, x)
         return y, None if memory is None else {**memory._asdict(), **left, **counter}

@@ -113,7 +113,14 @@ class GatedSlotAttention(HeadMixer):
         options = self.options
         if slots is not None and sequences.length == 1 and not sequences.packed:
             o, after = gated_slot_attention_step(
-                q[:, 0], k[:, 0], v[:, 0], g[:, 0], state=slots, scale=options.scale, readout=options.readout
+                q[:, 0],
+                k[:, 0],
+                v[:, 0],
+                g[:, 0],
+                state=slots,
+                scale=options.scale,
+                readout=options.readout,
+                check=False,
             )
             return o[:, None], after._asdict()
         o, final = gated_slot_attention(
@@ -126,6 +133,7 @@ class GatedSlotAttention(HeadMixer):
             initial_state=slots,
             output_final_state=return_state,
             cu_seqlens=sequences.cu_seqlens,
+            check=False,
         )
         return o, {} if final is None else final._asdict()
 
@@ -141,6 +149,7 @@ class GatedSlotAttention(HeadMixer):
             initial_state=bounded_memory(state),
             output_final_state=return_state,
             cu_seqlens=sequences.cu_seqlens,
+            check=False,
         )
         return o, {} if final is None else final._asdict()
 

@@ -101,6 +101,7 @@ class Mamba(Mixer):
             initial_state=None if state is None else state["h"],
             output_final_state=return_state,
             cu_seqlens=sequences.cu_seqlens,
+            check=False,
         )
         y = swiglu(z, torch.addcmul(y, u, self.D.to(u.dtype)))
         after = None if memory is None or left is None else {"h": memory, "conv": left}

@@ -2,7 +2,6 @@
 
 from gsa.errors import BackendUnavailable
 from gsa.ops.api import attention_with_bounded_memory, gated_linear_attention, gated_slot_attention
-from gsa.ops.checks import check_values
 from gsa.ops.registry import backends, use_backend
 from gsa.ops.selective_scan import selective_scan
 from gsa.ops.state import BoundedMemoryState, SlotState
@@ -14,7 +13,6 @@ __all__ = [
     "SlotState",
     "attention_with_bounded_memory",
     "backends",
-    "check_values",
     "gated_linear_attention",
     "gated_slot_attention",
     "gated_slot_attention_step",

@@ -2,6 +2,15 @@
 
 Shape letters: B batch, T time, H key/value heads, HQ query heads (a multiple of H), K key width of a head, V value
 width, M slots, N sequences (B, or the number of packed ones).
+
+Arguments are checked here for kind, shape, dtype and device, whoever computes. The engine that reads the gates checks
+them by value, too: above 0 they are not logarithms of a decay (probabilities, most likely), and a NaN would spread to
+all that follows. On a CPU that costs next to nothing, and is done unless `check=False`. On a GPU the call would have to
+wait until the device has an answer, which stops the flow of kernels, so it is done with `check=True` alone. Compiled
+code is checked as well, but not with the reference engine, which a compiler takes apart.
+
+All engines have a gradient, also under torch.func's grad, vjp, jacrev and vmap (which calls the engine once a sample).
+Only the reference has forward-mode and second derivatives; the others raise an error that says so.
 """
 
 from __future__ import annotations
@@ -27,6 +36,7 @@ def gated_linear_attention(
     cu_seqlens: Tensor | None = None,
     backend: str = "auto",
     recompute: bool = True,
+    check: bool | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Outputs [B, T, HQ, V] of gated linear attention, and the final states [N, H, K, V] if asked for.
 
@@ -35,26 +45,29 @@ def gated_linear_attention(
     q [B, T, HQ, K], k [B, T, H, K], v [B, T, H, V]. The log gates are at most 0, and -inf is a full reset:
     gk [B, T, H, K], or [B, T, H, 1] for one decay per head; gv [B, T, H, V]. `scale` None means K**-0.5. States are
     fp32 (fp64 for fp64 inputs). With `cu_seqlens` [N+1], B is 1 and the sequences lie end to end. `recompute=False`
-    keeps more for the backward pass instead of computing it again.
+    keeps more for the backward pass instead of computing it again. Gates above 0 and NaN are refused on a CPU, with
+    `check=True` on a GPU too, where that waits for the device, and with `check=False` nowhere.
 
     >>> q, k, v = torch.randn(3, 2, 100, 4, 16)
     >>> o, S = gated_linear_attention(q, k, v, gk=-torch.rand(2, 100, 4, 16), output_final_state=True)
     >>> o.shape, S.shape
     (torch.Size([2, 100, 4, 16]), torch.Size([2, 4, 16, 16]))
     """
-    check = Checker("gated_linear_attention")
+    checker = Checker("gated_linear_attention")
+    checker.flags(output_final_state=output_final_state, recompute=recompute)
     q, k, v = one_dtype(q, k, v)
-    check.qkv(q, k, v)
+    checker.qkv(q, k, v)
     H, K, V = k.shape[2], k.shape[3], v.shape[3]
     if gk is not None:
-        check.gate("gk", gk, q, H, {"K": K, "1": 1})
+        checker.gate("gk", gk, q, H, {"K": K, "1": 1})
     if gv is not None:
-        check.gate("gv", gv, q, H, {"V": V})
-    N = check.sequences(q, cu_seqlens)
+        checker.gate("gv", gv, q, H, {"V": V})
+    N = checker.sequences(q, cu_seqlens)
     if initial_state is not None:
-        check.state("initial_state", initial_state, (N, H, K, V), "N, H, K, V", q)
+        checker.state("initial_state", initial_state, (N, H, K, V), "N, H, K, V", q)
         initial_state = initial_state.to(compute_dtype(q.dtype))
-    call = LinearCall(q, k, v, gk, gv, initial_state, cu_seqlens, check.scale(scale, K), _save(recompute))
+    by_value = checker.by_value(check, q)
+    call = LinearCall(q, k, v, gk, gv, initial_state, cu_seqlens, checker.scale(scale, K), _save(recompute), by_value)
     o, state = find("gated_linear_attention", backend, q.device)(call)
     return o, state if output_final_state else None
 
@@ -73,6 +86,7 @@ def gated_slot_attention(
     cu_seqlens: Tensor | None = None,
     backend: str = "auto",
     recompute: bool = True,
+    check: bool | None = None,
 ) -> tuple[Tensor, SlotState | None]:
     """Outputs [B, T, HQ, V] of gated slot attention, and the final SlotState if asked for.
 
@@ -82,33 +96,41 @@ def gated_slot_attention(
     q [B, T, HQ, K], k [B, T, H, K], v [B, T, H, V], log forget gate g [B, T, H, M] (at most 0; -inf is a full reset),
     write strength s [B, T, H, M], by default 1 - exp(g). `scale` None means K**-0.5; the paper's layer passes 1.0.
     `readout` is softmax, identity, swish, relu or relu2. With `cu_seqlens` [N+1], B is 1 and the sequences lie end to
-    end. `recompute=False` keeps more for the backward pass instead of computing it again.
+    end. `recompute=False` keeps more for the backward pass instead of computing it again. Gates above 0 and NaN are
+    refused on a CPU, with `check=True` on a GPU too, where that waits for the device, and with `check=False` nowhere.
 
     >>> q, k, v = torch.randn(3, 2, 100, 4, 16)
     >>> g = torch.nn.functional.logsigmoid(torch.randn(2, 100, 4, 8)) / 8
     >>> o, state = gated_slot_attention(q, k, v, g, output_final_state=True)
     >>> o.shape, state.k.shape, state.v.shape
     (torch.Size([2, 100, 4, 16]), torch.Size([2, 4, 16, 8]), torch.Size([2, 4, 8, 16]))
+    >>> gated_slot_attention(q, k, v, g.exp())  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    gsa.errors.GSAError: gated_slot_attention: g must be log gates, at most 0 (-inf is a full reset), but ...
     """
-    check = Checker("gated_slot_attention")
+    checker = Checker("gated_slot_attention")
+    checker.flags(output_final_state=output_final_state, recompute=recompute)
     q, k, v = one_dtype(q, k, v)
-    check.qkv(q, k, v)
-    check.readout(readout)
+    checker.qkv(q, k, v)
+    checker.readout(readout)
     H, K, V = k.shape[2], k.shape[3], v.shape[3]
-    check.gate("g", g, q, H, None)
+    checker.gate("g", g, q, H, None)
     M = g.shape[3]
     if s is not None:
-        check.gate("s", s, q, H, {"M": M}, log_decay=False)
-    N = check.sequences(q, cu_seqlens)
+        checker.gate("s", s, q, H, {"M": M})
+    N = checker.sequences(q, cu_seqlens)
     if initial_state is not None:
         if not isinstance(initial_state, tuple) or len(initial_state) != 2:
-            raise check.fail(f"initial_state must be a SlotState(k, v), got {type(initial_state).__name__}")
+            raise checker.fail(f"initial_state must be a SlotState(k, v), got {type(initial_state).__name__}")
         dtype, (memory_k, memory_v) = compute_dtype(q.dtype), initial_state
-        check.state("initial_state.k", memory_k, (N, H, K, M), "N, H, K, M", q)
-        check.state("initial_state.v", memory_v, (N, H, M, V), "N, H, M, V", q)
+        checker.state("initial_state.k", memory_k, (N, H, K, M), "N, H, K, M", q)
+        checker.state("initial_state.v", memory_v, (N, H, M, V), "N, H, M, V", q)
         initial_state = SlotState(memory_k.to(dtype), memory_v.to(dtype))
     begin_k, begin_v = (None, None) if initial_state is None else initial_state
-    call = SlotCall(q, k, v, g, s, begin_k, begin_v, cu_seqlens, check.scale(scale, K), readout, _save(recompute))
+    by_value = checker.by_value(check, q)
+    call = SlotCall(
+        q, k, v, g, s, begin_k, begin_v, cu_seqlens, checker.scale(scale, K), readout, _save(recompute), by_value
+    )
     o, *memories = find("gated_slot_attention", backend, q.device)(call)
     return o, SlotState(*memories) if output_final_state else None
 
@@ -126,6 +148,7 @@ def attention_with_bounded_memory(
     cu_seqlens: Tensor | None = None,
     backend: str = "auto",
     recompute: bool = True,
+    check: bool | None = None,
 ) -> tuple[Tensor, BoundedMemoryState | None]:
     """Outputs [B, T, HQ, V] of ABC, attention with bounded memory, and the final BoundedMemoryState if asked for.
 
@@ -134,33 +157,38 @@ def attention_with_bounded_memory(
 
     `normalise=False` is the paper's equation, c_t = 1: memory only grows. `normalise=True` is the running average that
     flash-linear-attention computes, c_t = 1 - phi_t. q [B, T, HQ, K], k [B, T, H, K], v [B, T, H, V], write logits
-    w [B, T, H, M]; w = -inf writes nothing. The rest is as in `gated_slot_attention`.
+    w [B, T, H, M]; w = -inf writes nothing, inf and NaN are refused where gates would be. The rest is as in
+    `gated_slot_attention`.
 
     >>> q, k, v = torch.randn(3, 1, 10, 2, 8)
     >>> o, state = attention_with_bounded_memory(q, k, v, torch.randn(1, 10, 2, 4), output_final_state=True)
     >>> state.log_z.shape
     torch.Size([1, 2, 4])
     """
-    check = Checker("attention_with_bounded_memory")
+    checker = Checker("attention_with_bounded_memory")
+    checker.flags(normalise=normalise, output_final_state=output_final_state, recompute=recompute)
     q, k, v = one_dtype(q, k, v)
-    check.qkv(q, k, v)
+    checker.qkv(q, k, v)
     H, K, V = k.shape[2], k.shape[3], v.shape[3]
-    check.gate("w", w, q, H, None, log_decay=False)
+    checker.gate("w", w, q, H, None)
     M = w.shape[3]
-    N = check.sequences(q, cu_seqlens)
-    scale, dtype = check.scale(scale, K), compute_dtype(q.dtype)
+    N = checker.sequences(q, cu_seqlens)
+    scale, dtype = checker.scale(scale, K), compute_dtype(q.dtype)
     if initial_state is not None:
         if not isinstance(initial_state, tuple) or len(initial_state) != 3:
-            raise check.fail(
+            raise checker.fail(
                 f"initial_state must be a BoundedMemoryState(k, v, log_z), got {type(initial_state).__name__}"
             )
         memory_k, memory_v, log_z = initial_state
-        check.state("initial_state.k", memory_k, (N, H, K, M), "N, H, K, M", q)
-        check.state("initial_state.v", memory_v, (N, H, M, V), "N, H, M, V", q)
-        check.state("initial_state.log_z", log_z, (N, H, M), "N, H, M", q)
+        checker.state("initial_state.k", memory_k, (N, H, K, M), "N, H, K, M", q)
+        checker.state("initial_state.v", memory_v, (N, H, M, V), "N, H, M, V", q)
+        checker.state("initial_state.log_z", log_z, (N, H, M), "N, H, M", q)
         initial_state = BoundedMemoryState(memory_k.to(dtype), memory_v.to(dtype), log_z.to(dtype))
     begin_k, begin_v, begin_z = (None, None, None) if initial_state is None else initial_state
-    call = BoundedMemoryCall(q, k, v, w, begin_k, begin_v, begin_z, cu_seqlens, normalise, scale, _save(recompute))
+    by_value = checker.by_value(check, q)
+    call = BoundedMemoryCall(
+        q, k, v, w, begin_k, begin_v, begin_z, cu_seqlens, normalise, scale, _save(recompute), by_value
+    )
     o, *state = find("attention_with_bounded_memory", backend, q.device)(call)
     return o, BoundedMemoryState(*state) if output_final_state else None
 

@@ -9,31 +9,40 @@ Shape letters: B batch, T time, H key/value heads, M slots, N sequences.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from gsa.errors import raised_by
-from gsa.ops.calls import BoundedMemoryCall, SlotCall, Tensors, sums_dtype
+from gsa.ops.calls import GATED_SLOT_ATTENTION, BoundedMemoryCall, Kernels, SlotCall, Tensors, sums_dtype
+from gsa.ops.gates import refuse_logits
+from gsa.ops.operators import Operator
 from gsa.ops.sequences import sequence_bounds, sequence_count
 from gsa.ops.state import compute_dtype
+from gsa.ops.transforms import Derivative
 
-_INPUTS = "Tensor w, Tensor? log_z, Tensor? cu_seqlens"
+_OPERATION = "attention_with_bounded_memory"
+_THROUGH_SLOTS = replace(GATED_SLOT_ATTENTION, name=_OPERATION, short="abc")
+_INPUTS = "Tensor w, Tensor? log_z, Tensor? cu_seqlens, bool check"
 
 
 class ThroughSlots:
-    """ABC for an engine that has gated slot attention: the write logits become the gates of that."""
+    """ABC for an engine that has gated slot attention: the write logits become the gates of that.
 
-    def __init__(self, gated_slot_attention: Callable[[SlotCall], Tensors]):
-        self.gated_slot_attention = gated_slot_attention
+    It is an operator of its own, gsa::{engine}_abc, so that errors and profiles name what was called.
+    """
+
+    def __init__(self, engine: str, kernels: Kernels[SlotCall], *, direct: bool = False):
+        self.slots = Operator(engine, kernels, _THROUGH_SLOTS, direct=direct)
 
     def __call__(self, call: BoundedMemoryCall) -> Tensors:
         """Outputs [B, T, HQ, V], final memories [N, H, K, M] and [N, H, M, V], final log z [N, H, M]."""
+        self.slots.derivative.refuse_forward_mode()
         dtype = sums_dtype(call)
         w = call.w.double() if dtype == torch.float64 else call.w
-        phi, forget, log_z = write_gates(w, call.initial_log_z, call.cu_seqlens)
+        phi, forget, log_z = _derivative.forward(w, call.initial_log_z, call.cu_seqlens, call.check)
         slots = SlotCall(
             call.q,
             call.k,
@@ -46,17 +55,22 @@ class ThroughSlots:
             call.scale,
             "softmax",
             call.save,
+            check=False,  # gates made of good logits are good
         )
-        return *self.gated_slot_attention(slots), log_z.to(dtype)
+        return *self.slots(slots), log_z.to(dtype)
 
 
 @torch.library.custom_op("gsa::write_gates", mutates_args=(), schema=f"({_INPUTS}) -> (Tensor, Tensor, Tensor)")
-def write_gates(w: Tensor, log_z: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+def write_gates(
+    w: Tensor, log_z: Tensor | None, cu_seqlens: Tensor | None, check: bool
+) -> tuple[Tensor, Tensor, Tensor]:
     """phi and log(1 - phi) [B, T, H, M] of write logits w [B, T, H, M], and the final log z [N, H, M].
 
     A logit of -inf writes nothing: phi = 0. At the first write, phi = 1 and log(1 - phi) = -inf.
     """
-    with raised_by("attention_with_bounded_memory"):
+    with raised_by(_OPERATION):
+        if check:
+            refuse_logits(w, log_z)
         bounds = sequence_bounds(w.shape[0], w.shape[1], cu_seqlens)
         dtype = compute_dtype(w.dtype)
         phi, forget = (torch.empty(w.shape, dtype=dtype, device=w.device) for _ in range(2))
@@ -89,8 +103,9 @@ def _write_gates_backward(
     w: Tensor,
     log_z: Tensor | None,
     cu_seqlens: Tensor | None,
+    check: bool,
 ) -> tuple[Tensor, Tensor]:
-    with raised_by("attention_with_bounded_memory"):
+    with raised_by(_OPERATION):
         bounds = sequence_bounds(w.shape[0], w.shape[1], cu_seqlens)
         dw = torch.zeros_like(w)
         dlog_z = torch.zeros((len(bounds), *w.shape[2:]), dtype=compute_dtype(w.dtype), device=w.device)
@@ -128,28 +143,28 @@ def _shapes(w: Tensor, cu_seqlens: Tensor | None) -> tuple[tuple[int, ...], torc
 
 
 @write_gates.register_fake
-def _(w: Tensor, log_z: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+def _(w: Tensor, log_z: Tensor | None, cu_seqlens: Tensor | None, check: bool) -> tuple[Tensor, Tensor, Tensor]:
     state, dtype = _shapes(w, cu_seqlens)
     return w.new_empty(w.shape, dtype=dtype), w.new_empty(w.shape, dtype=dtype), w.new_empty(state, dtype=dtype)
 
 
 @_write_gates_backward.register_fake
 def _(
-    dphi: Any, dforget: Any, dfinal: Any, w: Tensor, log_z: Tensor | None, cu_seqlens: Tensor | None
+    dphi: Any, dforget: Any, dfinal: Any, w: Tensor, log_z: Tensor | None, cu_seqlens: Tensor | None, check: bool
 ) -> tuple[Tensor, Tensor]:
     state, dtype = _shapes(w, cu_seqlens)
     return torch.empty_like(w), w.new_empty(state, dtype=dtype)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    ctx.save_for_backward(*inputs)
+    ctx.save_for_backward(*inputs[:3])
     ctx.set_materialize_grads(False)
 
 
 def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
     w, log_z, cu_seqlens = ctx.saved_tensors
-    dw, dlog_z = _write_gates_backward(*grads, w, log_z, cu_seqlens)
-    return dw, None if log_z is None else dlog_z, None
+    dw, dlog_z = _derivative.backward(*grads, w, log_z, cu_seqlens, False)
+    return dw, None if log_z is None else dlog_z, None, None
 
 
-write_gates.register_autograd(_backward, setup_context=_setup)
+_derivative = Derivative(_OPERATION, None, write_gates, _write_gates_backward, _setup, _backward)

@@ -30,6 +30,8 @@ Gradients = tuple[Tensor | None, ...]
 #   "nothing", as no backward pass can follow;
 #   "marks", a few states, from which backward computes the others again;
 #   "states", every state that backward needs.
+#
+# Whether gates are looked at by value is the field `check`: if so, forward refuses bad ones (see gsa.ops.gates).
 
 
 class LinearCall(NamedTuple):
@@ -44,6 +46,7 @@ class LinearCall(NamedTuple):
     cu_seqlens: Tensor | None
     scale: float
     save: str
+    check: bool
 
     def result_shapes(self) -> tuple[Shape, ...]:
         """Outputs [B, T, HQ, V] and final states [N, H, K, V]."""
@@ -65,6 +68,7 @@ class SlotCall(NamedTuple):
     scale: float
     readout: str
     save: str
+    check: bool
 
     def result_shapes(self) -> tuple[Shape, ...]:
         """Outputs [B, T, HQ, V] and final memories [N, H, K, M] and [N, H, M, V]."""
@@ -92,6 +96,7 @@ class ScanCall(NamedTuple):
     initial: Tensor | None
     cu_seqlens: Tensor | None
     save: str
+    check: bool
 
     def result_shapes(self) -> tuple[Shape, ...]:
         """Outputs [B, T, E] and final states [N, E, S]."""
@@ -110,6 +115,7 @@ class StepCall(NamedTuple):
     memory_v: Tensor
     scale: float
     readout: str
+    check: bool
 
 
 class BoundedMemoryCall(NamedTuple):
@@ -126,6 +132,7 @@ class BoundedMemoryCall(NamedTuple):
     normalise: bool
     scale: float
     save: str
+    check: bool
 
 
 class MatvecCall(NamedTuple):

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 
 import torch
 from torch import Tensor
@@ -16,33 +12,6 @@ from gsa.ops.readout import READOUTS
 
 _INTEGERS = (torch.int32, torch.int64)
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-_check_values: ContextVar[bool | None] = ContextVar("gsa_check_values", default=None)
-
-
-@contextmanager
-def check_values(enabled: bool = True) -> Iterator[None]:
-    """Inside the context, gates are also checked by value: none may be positive or NaN.
-
-    That reads every gate, so it is off by default; GSA_CHECK_VALUES=1 in the environment turns it on everywhere.
-    Compiled code is not checked: torch.compile cannot raise on values.
-
-    >>> from gsa.ops import gated_slot_attention
-    >>> q, k, v = torch.randn(3, 1, 5, 2, 8)
-    >>> with check_values():
-    ...     gated_slot_attention(q, k, v, g=torch.ones(1, 5, 2, 4))
-    Traceback (most recent call last):
-    gsa.errors.GSAError: gated_slot_attention: g is a log forget gate, at most 0, but its largest value is 1.0
-    """
-    token = _check_values.set(enabled)
-    try:
-        yield
-    finally:
-        _check_values.reset(token)
-
-
-def values_are_checked() -> bool:
-    chosen = _check_values.get()
-    return os.environ.get("GSA_CHECK_VALUES", "0") not in ("", "0") if chosen is None else chosen
 
 
 class Checker:
@@ -58,6 +27,8 @@ class Checker:
         """x as a floating tensor with one dimension per letter of `layout`, on the device of `like`."""
         if not isinstance(x, Tensor):
             raise self.fail(f"{name} must be a tensor [{layout}], got {type(x).__name__}")
+        if x.is_nested:
+            raise self.fail(f"{name} must be dense, got a nested tensor; sequences can be packed, see cu_seqlens")
         if x.dim() != layout.count(",") + 1:
             raise self.fail(f"{name} must have the shape [{layout}], got {list(x.shape)}")
         if x.dtype not in _FLOATS:
@@ -96,9 +67,7 @@ class Checker:
         if x.dim() == 4:
             self.same("time steps", name, x.shape[1], "q", q.shape[1])
 
-    def gate(
-        self, name: str, g: Tensor, q: Tensor, H: int, widths: dict[str, int] | None, *, log_decay: bool = True
-    ) -> None:
+    def gate(self, name: str, g: Tensor, q: Tensor, H: int, widths: dict[str, int] | None) -> None:
         """A per-token quantity of the key/value heads; `widths` names the widths allowed (None: any but zero)."""
         letters = "M" if widths is None else "|".join(widths)
         self.tensor(name, g, f"B, {'T, ' if q.dim() == 4 else ''}H, {letters}", q)
@@ -109,10 +78,6 @@ class Checker:
         if widths is not None and g.shape[-1] not in widths.values():
             allowed = " or ".join(key if key.isdigit() else f"{key} = {value}" for key, value in widths.items())
             raise self.fail(f"{name} has width {g.shape[-1]}, expected {allowed}")
-        if log_decay and not torch.compiler.is_compiling() and values_are_checked() and g.numel():
-            highest = float(g.detach().amax())  # NaN if any is NaN
-            if not highest <= 0:
-                raise self.fail(f"{name} is a log forget gate, at most 0, but its largest value is {highest}")
 
     def state(self, name: str, x: object, shape: tuple[int, ...], letters: str, like: Tensor) -> None:
         state = self.tensor(name, x, letters, like)
@@ -126,6 +91,20 @@ class Checker:
         if isinstance(scale, bool) or not isinstance(scale, (int, float)) or not abs(scale) <= sys.float_info.max:
             raise self.fail(f"scale must be a finite number or None, got {scale!r}")
         return float(scale)
+
+    def flags(self, **flags: bool) -> None:
+        """Refuses what only counts as true or false, such as the word "no"."""
+        for name, value in flags.items():
+            if value is not True and value is not False:
+                raise self.fail(f"{name} must be True or False, got {value!r}")
+
+    def by_value(self, check: bool | None, q: Tensor) -> bool:
+        """Whether engines look at values; None is where that costs nothing: on a GPU, Python would wait for it."""
+        if check is None:
+            return q.is_cpu
+        if not isinstance(check, bool):
+            raise self.fail(f"check must be True, False or None, got {check!r}")
+        return check
 
     def readout(self, readout: str) -> None:
         if not isinstance(readout, str) or readout not in READOUTS:

@@ -10,10 +10,11 @@ from typing import Any, Generic, cast, get_type_hints
 import torch
 from torch import Tensor
 
-from gsa.errors import GSAError, raised_by
+from gsa.errors import raised_by
 from gsa.ops.calls import Call, Gradients, Kernels, Operation, Tensors, sums_dtype, tensors_of
+from gsa.ops.transforms import Derivative, transformed
 
-_SCHEMA_TYPES = {Tensor: "Tensor", Tensor | None: "Tensor?", float: "float", str: "str"}
+_SCHEMA_TYPES = {Tensor: "Tensor", Tensor | None: "Tensor?", float: "float", str: "str", bool: "bool"}
 
 
 class Operator(Generic[Call]):
@@ -28,7 +29,7 @@ class Operator(Generic[Call]):
     def __init__(self, engine: str, kernels: Kernels[Call], operation: Operation[Call], *, direct: bool = False):
         """With `direct`, forward is called without torch's operator where nothing needs to see one, which is faster for
         a few tokens. Autocast is not turned off then, so it is only for kernels that do not compute in torch."""
-        self.engine, self.direct = engine, direct
+        self.direct = direct
         self.kernels: Kernels[Call] = kernels
         self.operation: Operation[Call] = operation
         name, fields = f"gsa::{engine}_{operation.short}", schema_of(operation.record)
@@ -49,7 +50,9 @@ class Operator(Generic[Call]):
         )
         self.forward.register_fake(self._fake_forward)
         self.backward.register_fake(self._fake_backward)
-        self.forward.register_autograd(self._differentiate, setup_context=self._remember)
+        self.derivative = Derivative(
+            operation.name, engine, self.forward, self.backward, self._remember, self._differentiate
+        )
 
     def __call__(self, call: Call) -> Tensors:
         """The results, as part of autograd's graph if there is one."""
@@ -58,17 +61,12 @@ class Operator(Generic[Call]):
             if self.direct and not needs_operator(*call):
                 with raised_by(self.operation.name):
                     return self.kernels.forward(call)[0]
-        return tuple(self.forward(*call)[: len(self.operation.results)])
+        return self.derivative.forward(*call)[: len(self.operation.results)]
 
     def _has_graph(self, call: Call) -> bool:
         """Whether a backward pass may follow."""
-        if not torch.compiler.is_compiling() and torch.autograd.forward_ad._current_level >= 0:
-            # The operators know backward mode only, and would pass on no derivative at all.
-            raise GSAError(
-                f"{self.operation.name}: the {self.engine} engine has no forward-mode derivative; "
-                "use backend='reference'"
-            )
-        return torch.is_grad_enabled() and any(x.requires_grad for x in tensors_of(call))
+        self.derivative.refuse_forward_mode()
+        return torch.is_grad_enabled() and (any(x.requires_grad for x in tensors_of(call)) or transformed())
 
     def _forward(self, *fields: Any) -> Tensors:
         call = self.operation.record(*fields)
@@ -127,7 +125,7 @@ class Operator(Generic[Call]):
         tensors, saved = remembered[:count], remembered[count:]
         first, *others = gradients[: len(self.operation.results)]
         first = tensors[0].new_zeros(ctx.shape) if first is None else first
-        found = self.backward(first, *others, *tensors, *ctx.rest, *saved)
+        found = self.derivative.backward(first, *others, *tensors, *ctx.rest, *saved)
         given = (None if x is None else dx for x, dx in zip(tensors[:-1], found, strict=True))
         return *given, None, *(None for _ in ctx.rest)  # cu_seqlens, numbers and words have no gradient
 

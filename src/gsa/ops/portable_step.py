@@ -8,13 +8,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gsa.errors import raised_by
 from gsa.ops.calls import StepCall, sums_dtype
+from gsa.ops.gates import refuse_gates
 from gsa.ops.readout import READOUTS
 from gsa.ops.state import SlotState
 
 
 def gated_slot_attention_step(call: StepCall, *, inplace: bool) -> tuple[Tensor, SlotState]:
     """The output [B, HQ, V] and the state after it; in place, the call's own."""
+    if call.check:
+        with raised_by("gated_slot_attention_step"):
+            refuse_gates(g=call.g)
     dtype, memory_k, memory_v = sums_dtype(call), call.memory_k, call.memory_v
     graph = torch.is_grad_enabled() and not inplace
     with torch.autocast(call.q.device.type, enabled=False), torch.set_grad_enabled(graph):

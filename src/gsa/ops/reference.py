@@ -1,7 +1,7 @@
 """The paper's equations as a token loop: the definition every engine is compared with.
 
-Nothing here is optimised. Gradients come from autograd, so nothing is saved for them here; any dtype works; autocast
-does not reach in.
+Nothing here is optimised. Gradients come from autograd, so nothing is saved for them here, and every derivative that
+torch has exists: second ones, forward mode, all transforms of torch.func. Any dtype works; autocast does not reach in.
 
 Shape letters: B batch, T time, H key/value heads, R queries per key/value head (HQ = H * R),
 K key width, V value width, M slots, N sequences; of the selective scan: E channels, S states of a channel.
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from gsa.errors import raised_by
 from gsa.ops.calls import BoundedMemoryCall, LinearCall, ScanCall, SlotCall, Tensors, sums_dtype
+from gsa.ops.gates import refuse_gates, refuse_logits, refuse_rates
 from gsa.ops.portable_matvec import matvec
 from gsa.ops.portable_step import gated_slot_attention_step
 from gsa.ops.readout import READOUTS
@@ -47,6 +48,8 @@ def _operation(f: Callable[[Any], Tensors]) -> Callable[[Any], Tensors]:
 @_operation
 def gated_linear_attention(call: LinearCall) -> Tensors:
     """Outputs [B, T, HQ, V] and final states [N, H, K, V] of gated linear attention, token by token."""
+    if call.check:
+        refuse_gates(gk=call.gk, gv=call.gv)
     dtype, out_dtype = sums_dtype(call), call.q.dtype
     q, k, v = call.q.to(dtype) * call.scale, call.k.to(dtype), call.v.to(dtype)
     H, K, V = k.shape[2], k.shape[3], v.shape[3]
@@ -71,6 +74,8 @@ def gated_linear_attention(call: LinearCall) -> Tensors:
 @_operation
 def gated_slot_attention(call: SlotCall) -> Tensors:
     """Outputs [B, T, HQ, V] and final memories [N, H, K, M], [N, H, M, V] of gated slot attention (paper, eq. 5)."""
+    if call.check:
+        refuse_gates(g=call.g)
     dtype, out_dtype = sums_dtype(call), call.q.dtype
     q, k, v, g = call.q.to(dtype) * call.scale, call.k.to(dtype), call.v.to(dtype), call.g.to(dtype)
     alpha = g.exp()
@@ -102,6 +107,8 @@ def gated_slot_attention(call: SlotCall) -> Tensors:
 @_operation
 def attention_with_bounded_memory(call: BoundedMemoryCall) -> Tensors:
     """Outputs [B, T, HQ, V] of ABC (paper, eq. 2 and 3), final memories, and the log of their normaliser [N, H, M]."""
+    if call.check:
+        refuse_logits(call.w, call.initial_log_z)
     dtype, out_dtype = sums_dtype(call), call.q.dtype
     q, k, v, w = call.q.to(dtype) * call.scale, call.k.to(dtype), call.v.to(dtype), call.w.to(dtype)
     H, K, V, M = k.shape[2], k.shape[3], v.shape[3], w.shape[3]
@@ -141,6 +148,8 @@ def attention_with_bounded_memory(call: BoundedMemoryCall) -> Tensors:
 @_operation
 def selective_scan(call: ScanCall) -> Tensors:
     """Outputs [B, T, E] and final states [N, E, S] of Mamba's selective scan, token by token."""
+    if call.check:
+        refuse_rates(call.A, call.dt)
     dtype, out_dtype, shape = sums_dtype(call), call.u.dtype, call.u.shape
     u, dt, A, B, C = (x.to(dtype) for x in (call.u, call.dt, call.A, call.B, call.C))
 

@@ -13,6 +13,7 @@ from gsa.ops.checks import Checker, one_dtype
 from gsa.ops.portable_step import gated_slot_attention_step as portable_step
 from gsa.ops.registry import find
 from gsa.ops.state import SlotState, compute_dtype
+from gsa.ops.transforms import in_forward_mode, transformed
 
 
 def gated_slot_attention_step(
@@ -26,6 +27,7 @@ def gated_slot_attention_step(
     scale: float | None = None,
     readout: str = "softmax",
     inplace: bool = False,
+    check: bool | None = None,
 ) -> tuple[Tensor, SlotState]:
     """The output [B, HQ, V] for one token per row, and the state after it.
 
@@ -33,7 +35,8 @@ def gated_slot_attention_step(
 
     Arguments are those of `gated_slot_attention` without time: q [B, HQ, K], k [B, H, K], v [B, H, V], log forget gate
     g [B, H, M], write strength s [B, H, M] (default 1 - exp(g)). The state passed in stays as it is, unless `inplace`:
-    then its tensors are updated and returned, which is faster, and no gradient flows.
+    then its tensors are updated and returned, which is faster, and no gradient flows. Without it all derivatives are
+    there, and torch.func can transform it. A gate that is refused (see `gated_slot_attention`) has changed no state.
 
     >>> state = SlotState.zeros(batch=1, heads=2, slots=4, key_width=8, value_width=8)
     >>> q, k, v = torch.randn(3, 1, 2, 8)
@@ -41,41 +44,41 @@ def gated_slot_attention_step(
     >>> o.shape
     torch.Size([1, 2, 8])
     """
-    check = Checker("gated_slot_attention_step")
+    checker = Checker("gated_slot_attention_step")
+    checker.flags(inplace=inplace)
     q, k, v = one_dtype(q, k, v)
-    check.qkv(q, k, v, steps=True)
+    checker.qkv(q, k, v, steps=True)
     B, K = q.shape[0], q.shape[2]
     H, V = v.shape[1:]
-    check.gate("g", g, q, H, None)
+    checker.gate("g", g, q, H, None)
     M = g.shape[2]
     if s is not None:
-        check.gate("s", s, q, H, {"M": M}, log_decay=False)
-    check.readout(readout)
-    scale = check.scale(scale, K)
+        checker.gate("s", s, q, H, {"M": M})
+    checker.readout(readout)
+    scale = checker.scale(scale, K)
     if not isinstance(state, tuple) or len(state) != 2:
-        raise check.fail(f"state must be a SlotState(k, v), got {type(state).__name__}")
+        raise checker.fail(f"state must be a SlotState(k, v), got {type(state).__name__}")
     memory_k, memory_v = state
-    check.state("state.k", memory_k, (B, H, K, M), "B, H, K, M", q)
-    check.state("state.v", memory_v, (B, H, M, V), "B, H, M, V", q)
+    checker.state("state.k", memory_k, (B, H, K, M), "B, H, K, M", q)
+    checker.state("state.v", memory_v, (B, H, M, V), "B, H, M, V", q)
 
-    dtype = compute_dtype(q.dtype)
+    dtype, plain = compute_dtype(q.dtype), not (transformed() or in_forward_mode())
     if inplace:
+        if not plain:
+            raise checker.fail("inplace=True has no derivative and cannot be mapped (torch.func); inplace=False can")
         for name, x in (("state.k", memory_k), ("state.v", memory_v)):
             if x.dtype != dtype:
-                raise check.fail(f"{name} must be {dtype} to be updated in place, got {x.dtype}")
-    call = StepCall(q, k, v, g, s, memory_k, memory_v, scale, readout)
+                raise checker.fail(f"{name} must be {dtype} to be updated in place, got {x.dtype}")
+            if not x.is_contiguous() and 0 in x.stride():
+                raise checker.fail(f"{name} is expanded and cannot be updated in place; pass {name}.clone()")
+    call = StepCall(q, k, v, g, s, memory_k, memory_v, scale, readout, checker.by_value(check, q))
     step = find("gated_slot_attention_step", "auto", q.device)  # which refuses a named engine that cannot run
-    return (step if _engine_can(call, inplace) else portable_step)(call, inplace=inplace)
+    return (step if plain and _engine_can(call, inplace) else portable_step)(call, inplace=inplace)
 
 
 def _engine_can(call: StepCall, inplace: bool) -> bool:
-    """Whether an engine's own step can be used: it has no derivative, and updates only contiguous states in place. The
-    portable step has neither limit."""
+    """Whether an engine's own step can be used, where nothing transforms it: it has no derivative, and updates only
+    contiguous states in place. The portable step has neither limit."""
     if inplace:  # never has a graph
-        possible = call.memory_k.is_contiguous() and call.memory_v.is_contiguous()
-    else:
-        possible = not (torch.is_grad_enabled() and any(x.requires_grad for x in tensors_of(call)))
-    return possible and (
-        torch.compiler.is_compiling()
-        or (torch.autograd.forward_ad._current_level < 0 and torch._C._functorch.peek_interpreter_stack() is None)
-    )
+        return call.memory_k.is_contiguous() and call.memory_v.is_contiguous()
+    return not (torch.is_grad_enabled() and any(x.requires_grad for x in tensors_of(call)))

@@ -94,7 +94,7 @@ def _operations(case: Case) -> dict[str, Operation]:
 
     def slots(save: str, *begin: Tensor) -> SlotCall:
         initial_k, initial_v = begin or (None, None)
-        return SlotCall(x, x, x, g, None, initial_k, initial_v, None, 1.0, "softmax", save)
+        return SlotCall(x, x, x, g, None, initial_k, initial_v, None, 1.0, "softmax", save, False)
 
     def slots_backward(forget: Callable[[], None]) -> None:
         call = slots("marks")
@@ -103,11 +103,11 @@ def _operations(case: Case) -> dict[str, Operation]:
         slot_attention.backward(call, saved, (x, None, None))
 
     def linear(gk: Tensor | None, gv: Tensor | None) -> Operation:
-        return both(linear_attention, LinearCall(x, x, x, gk, gv, None, None, 1.0, "marks"))
+        return both(linear_attention, LinearCall(x, x, x, gk, gv, None, None, 1.0, "marks", False))
 
     def one_step(forget: Callable[[], None]) -> None:
         q, gate = made(B, H, W), made(B, H, M, dtype=carried)
-        step(StepCall(q, q, q, gate, None, *memories, 1.0, "softmax"), inplace=True)
+        step(StepCall(q, q, q, gate, None, *memories, 1.0, "softmax", False), inplace=True)
 
     usual: dict[str, Operation] = {
         "gsa forward": lambda forget: slot_attention.forward(slots("marks")),
@@ -118,8 +118,8 @@ def _operations(case: Case) -> dict[str, Operation]:
     if not case.thorough:
         return usual
     px, pg, ps, pdecays = packed
-    packed_slots = SlotCall(px, px, px, pg, ps, *memories, ends, 1.0, "softmax", "states")
-    packed_linear = LinearCall(px, px, px, pdecays, None, state, ends, 1.0, "states")
+    packed_slots = SlotCall(px, px, px, pg, ps, *memories, ends, 1.0, "softmax", "states", False)
+    packed_linear = LinearCall(px, px, px, pdecays, None, state, ends, 1.0, "states", False)
     return usual | {
         "gsa prompt": lambda forget: slot_attention.forward(slots("nothing", *memories)),
         "gsa packed": both(slot_attention, packed_slots, *memories),

@@ -193,7 +193,7 @@ def _call(inputs: tuple[Tensor, ...]) -> SlotCall:
     from gsa.ops.calls import SlotCall
 
     q, k, v, g = inputs
-    return SlotCall(q, k, v, g, None, None, None, None, 1.0, "softmax", "marks")
+    return SlotCall(q, k, v, g, None, None, None, None, 1.0, "softmax", "marks", False)
 
 
 def _forward(inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

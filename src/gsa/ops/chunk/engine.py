@@ -19,5 +19,5 @@ __all__ = [
 
 gated_linear_attention = Operator("chunk", linear_attention, GATED_LINEAR_ATTENTION)
 gated_slot_attention = Operator("chunk", slot_attention, GATED_SLOT_ATTENTION)
-attention_with_bounded_memory = ThroughSlots(gated_slot_attention)
+attention_with_bounded_memory = ThroughSlots("chunk", slot_attention)
 selective_scan = Operator("chunk", scan, SELECTIVE_SCAN)

@@ -15,6 +15,7 @@ from gsa.ops.chunk.grid import Grid, Segment, grid_of, plan_of
 from gsa.ops.chunk.passes import Pass
 from gsa.ops.chunk.scan import Memory, Scan, memory_shape
 from gsa.ops.chunk.scratch import trims_scratch
+from gsa.ops.gates import refuse_gates
 
 
 def saved_shapes(call: LinearCall) -> tuple[Shape, ...]:
@@ -26,6 +27,8 @@ def saved_shapes(call: LinearCall) -> tuple[Shape, ...]:
 @trims_scratch
 def forward(call: LinearCall) -> tuple[Tensors, Tensors]:
     """Outputs [B, T, HQ, V] and final states [N, H, K, V]; kept states."""
+    if call.check:
+        refuse_gates(gk=call.gk, gv=call.gv)
     grid = grid_of(call)
     o = call.q.new_empty(call.result_shapes()[0])
     (shape,) = saved_shapes(call)

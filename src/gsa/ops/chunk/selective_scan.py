@@ -24,6 +24,7 @@ from torch import Tensor
 
 from gsa.ops.calls import Gradients, ScanCall, Shape, Tensors, sums_dtype
 from gsa.ops.chunk.scratch import Scratch, scratch_for, trims_scratch
+from gsa.ops.gates import refuse_rates
 from gsa.ops.sequences import max_marks, sequence_bounds
 from gsa.ops.state import compute_dtype
 
@@ -208,7 +209,9 @@ def _one_token(u: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, initial: 
 @trims_scratch
 def forward(call: ScanCall) -> tuple[Tensors, Tensors]:
     """Outputs [B, T, E] and final states [N, E, S]; kept states."""
-    u, dt, A, B, C, initial, cu_seqlens, save = call
+    if call.check:
+        refuse_rates(call.A, call.dt)
+    u, dt, A, B, C, initial, cu_seqlens, save, _ = call
     (_, final_shape), (kept_shape,), dtype = call.result_shapes(), saved_shapes(call), sums_dtype(call)
     kept = u.new_empty(kept_shape, dtype=dtype)
     if u.shape[1] == 1 and cu_seqlens is None and save == "nothing":
@@ -233,7 +236,7 @@ def forward(call: ScanCall) -> tuple[Tensors, Tensors]:
 @trims_scratch
 def backward(call: ScanCall, saved: Tensors, gradients: Gradients) -> Gradients:
     """Gradients of u, dt, A, B, C and the initial states."""
-    u, dt, A, B, C, _, cu_seqlens, _ = call
+    u, dt, A, B, C, _, cu_seqlens, *_ = call
     (kept,), (dout, dfinal), dtype = saved, gradients, sums_dtype(call)
     assert dout is not None
     scratch = scratch_for(dtype, u.device)

@@ -18,6 +18,7 @@ from gsa.ops.chunk.grid import Grid, Segment, grid_of, plan_of
 from gsa.ops.chunk.passes import Pass
 from gsa.ops.chunk.scan import Memory, Scan, memory_shape
 from gsa.ops.chunk.scratch import trims_scratch
+from gsa.ops.gates import refuse_gates
 from gsa.ops.readout import READOUTS
 
 
@@ -30,6 +31,8 @@ def saved_shapes(call: SlotCall) -> tuple[Shape, ...]:
 @trims_scratch
 def forward(call: SlotCall) -> tuple[Tensors, Tensors]:
     """Outputs [B, T, HQ, V] and both final memories; slot scores [B, T, HQ, M] and kept states of both passes."""
+    if call.check:
+        refuse_gates(g=call.g)
     grid, readout = grid_of(call), READOUTS[call.readout]
     o = call.q.new_empty(call.result_shapes()[0])
     scores, kept_k, kept_v = (call.q.new_empty(shape, dtype=grid.dtype) for shape in saved_shapes(call))

@@ -13,7 +13,7 @@ from torch import Tensor
 from gsa.errors import GSAError
 from gsa.ops.calls import LinearCall, SlotCall
 from gsa.ops.native.library import check_memory
-from gsa.ops.native.structs import CHUNK, DTYPE_CODES, GsaShape, GsaTensor
+from gsa.ops.native.structs import CHUNK, DTYPE_CODES, STATUS_CODES, GsaShape, GsaTensor
 from gsa.ops.sequences import max_marks, sequence_bounds
 
 MARK_CHUNKS = 4
@@ -79,8 +79,13 @@ class Arguments:
             scale,
         )
 
-    def run(self, function: Any, *arguments: int) -> None:
-        check_memory(function(byref(self.struct), *arguments))
+    def run(self, function: Any, *arguments: int) -> bool:
+        """Calls the function; whether all gates were good, as far as it says so."""
+        status = function(byref(self.struct), *arguments)
+        if status == STATUS_CODES["bad_gates"]:
+            return False
+        check_memory(status)
+        return True
 
 
 def queries_per_head(query_heads: int, heads: int) -> int:

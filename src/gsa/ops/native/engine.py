@@ -21,5 +21,5 @@ __all__ = [
 gated_linear_attention = Operator("native", linear_attention, GATED_LINEAR_ATTENTION, direct=True)
 gated_slot_attention = Operator("native", slot_attention, GATED_SLOT_ATTENTION, direct=True)
 gated_slot_attention_step = StepOperator("native", step)
-attention_with_bounded_memory = ThroughSlots(gated_slot_attention)
+attention_with_bounded_memory = ThroughSlots("native", slot_attention, direct=True)
 selective_scan = Operator("native", scan, SELECTIVE_SCAN, direct=True)

@@ -18,7 +18,7 @@ from gsa.errors import BackendUnavailable, GSAError, OutOfMemory
 from gsa.ops import native
 from gsa.ops.native import structs
 
-ABI = 5
+ABI = 6
 """Of csrc/native.h: a library with another number is a leftover of another version."""
 
 _FUNCTIONS = (

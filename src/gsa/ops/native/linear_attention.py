@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from gsa.ops.calls import Gradients, LinearCall, Shape, Tensors, sums_dtype
+from gsa.ops.gates import refuse_gates
 from gsa.ops.native.arguments import Arguments, kept_states
 from gsa.ops.native.library import declare
 from gsa.ops.native.results import empty, empty_like
@@ -25,7 +26,8 @@ def forward(call: LinearCall) -> tuple[Tensors, Tensors]:
     arguments = _arguments(call)
     arguments.tensors(o=o)
     arguments.states(dtype, initial=call.initial, final=final, kept=kept)
-    arguments.run(_compiled(), 0)
+    if not arguments.run(_compiled(), 0) and call.check:
+        refuse_gates(gk=call.gk, gv=call.gv)
     return (o, final), (kept,)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from gsa.ops.calls import Gradients, ScanCall, Shape, Tensors, sums_dtype
+from gsa.ops.gates import refuse_rates
 from gsa.ops.native.arguments import Arguments
 from gsa.ops.native.library import declare
 from gsa.ops.native.results import empty, empty_like
@@ -31,7 +32,8 @@ def forward(call: ScanCall) -> tuple[Tensors, Tensors]:
     y, final, kept = empty(y_shape, call.u.dtype), empty(final_shape, dtype), empty(kept_shape, dtype)
     arguments = _arguments(call, y=y)
     arguments.states(dtype, initial=call.initial, final=final, kept=None if call.save == "nothing" else kept)
-    arguments.run(_compiled(), 0)
+    if not arguments.run(_compiled(), 0) and call.check:
+        refuse_rates(call.A, call.dt)
     return (y, final), (kept,)
 
 

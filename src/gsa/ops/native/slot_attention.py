@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from gsa.ops.calls import Gradients, Shape, SlotCall, Tensors, sums_dtype
+from gsa.ops.gates import refuse_gates
 from gsa.ops.native.arguments import Arguments, kept_states
 from gsa.ops.native.library import declare
 from gsa.ops.native.results import empty, empty_like
@@ -29,7 +30,8 @@ def forward(call: SlotCall) -> tuple[Tensors, Tensors]:
     arguments.tensors(o=o, slots=None if call.save == "nothing" else scores)
     arguments.states(dtype, initial_k=call.initial_k, initial_v=call.initial_v, final_k=final_k, final_v=final_v)
     arguments.states(dtype, kept_k=kept_k, kept_v=kept_v)
-    arguments.run(_compiled(), 0)
+    if not arguments.run(_compiled(), 0) and call.check:
+        refuse_gates(g=call.g)
     return (o, final_k, final_v), (scores, kept_k, kept_v)
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gsa.ops.calls import StepCall, sums_dtype
+from gsa.ops.gates import refuse_gates
 from gsa.ops.native.arguments import Arguments, queries_per_head
 from gsa.ops.native.library import declare
 from gsa.ops.native.results import empty
@@ -32,12 +33,14 @@ def step(call: StepCall, *, inplace: bool) -> tuple[Tensor, SlotState]:
             readout=READOUT_CODES[call.readout],
             threads=torch.get_num_threads(),
             wide=dtype == torch.float64,
+            check=call.check,
             scale=call.scale,
         )
     )
     arguments.tensors(q=call.q, k=call.k, v=call.v, g=call.g, s=call.s, o=o)
     arguments.states(dtype, before_k=before.k, before_v=before.v, after_k=after.k, after_v=after.v)
-    arguments.run(_compiled())
+    if not arguments.run(_compiled()):
+        refuse_gates(g=call.g)
     return o, after
 
 

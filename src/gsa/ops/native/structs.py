@@ -21,6 +21,8 @@ BLOCK_ROWS, BLOCK_COLUMNS = 16, 32
 MAX_COLUMNS = 16
 """Columns of activations in one call of matrix-vector products, and tokens in one of decoding."""
 
+STATUS_CODES = {"done": 0, "no_memory": 1, "bad_gates": 2}
+"""What the functions of the operator return."""
 DTYPE_CODES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 READOUT_CODES = {"softmax": 0, "identity": 1, "swish": 2, "relu": 3, "relu2": 4}
 WEIGHT_CODES = {"fp32": 0, "bf16": 1, "int8": 2, "int4": 3}
@@ -76,7 +78,7 @@ class GsaStep(Structure):
     _fields_ = [
         ("batch", c_int64),
         ("state_of", c_void_p),
-        *_fields(c_int32, "heads queries readout threads wide"),
+        *_fields(c_int32, "heads queries readout threads wide check"),
         ("scale", c_double),
         *_fields(GsaTensor, "q k v g s o"),
         *_fields(c_void_p, "before_k before_v after_k after_v"),
@@ -155,6 +157,7 @@ def expected() -> dict[str, int]:
     dtypes = {str(dtype).removeprefix("torch."): code for dtype, code in DTYPE_CODES.items()}
     codes: dict[str, Mapping[str, int]] = {
         "": dtypes,
+        "STATUS_": STATUS_CODES,
         "READOUT_": READOUT_CODES,
         "WEIGHT_": WEIGHT_CODES,
         "INPUT_": INPUT_CODES,

@@ -17,4 +17,4 @@ __all__ = [
 gated_linear_attention = Operator("triton", linear_attention, GATED_LINEAR_ATTENTION)
 gated_slot_attention = Operator("triton", slot_attention, GATED_SLOT_ATTENTION)
 gated_slot_attention_step = StepOperator("triton", step)
-attention_with_bounded_memory = ThroughSlots(gated_slot_attention)
+attention_with_bounded_memory = ThroughSlots("triton", slot_attention)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from gsa.ops.calls import Gradients, LinearCall, Shape, Tensors
+from gsa.ops.gates import refuse_gates
 from gsa.ops.triton.backward_pass import GradientBuffers
 from gsa.ops.triton.backward_pass import backward as backward_pass
 from gsa.ops.triton.call import SharedArguments, dense, dense_like, early, scaled_before
@@ -21,6 +22,8 @@ def saved_shapes(call: LinearCall) -> tuple[Shape, ...]:
 
 def forward(call: LinearCall) -> tuple[Tensors, Tensors]:
     """Outputs [B, T, HQ, V] and final states [N, H, K, V]; kept states."""
+    if call.check:
+        refuse_gates(gk=call.gk, gv=call.gv)
     q, scale, _ = scaled_before(call.q, call.scale)
     o = q.new_empty(call.result_shapes()[0])
     o, final, kept = _pass(call, q, scale).forward(dense(call.initial), call.save, o)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gsa.ops.calls import Gradients, Shape, SlotCall, Tensors
+from gsa.ops.gates import refuse_gates
 from gsa.ops.triton.backward_pass import GradientBuffers
 from gsa.ops.triton.backward_pass import backward as backward_pass
 from gsa.ops.triton.call import SharedArguments, dense, dense_like, early, scaled_before
@@ -32,6 +33,8 @@ def saved_shapes(call: SlotCall) -> tuple[Shape, ...]:
 
 def forward(call: SlotCall) -> tuple[Tensors, Tensors]:
     """Outputs [B, T, HQ, V] and both final memories; slot scores [B, T, HQ, M] and kept states of both passes."""
+    if call.check:
+        refuse_gates(g=call.g)
     q, scale, _ = scaled_before(call.q, call.scale)
     shared = SharedArguments(call)
     scores = shared.late(call.g.shape[3])

@@ -10,6 +10,7 @@ import triton
 from torch import Tensor
 
 from gsa.ops.calls import StepCall, sums_dtype
+from gsa.ops.gates import refuse_gates
 from gsa.ops.state import SlotState
 from gsa.ops.triton.jit.one_token import one_token
 from gsa.ops.triton.launch import launch
@@ -21,6 +22,8 @@ WARPS = 8
 
 def step(call: StepCall, *, inplace: bool) -> tuple[Tensor, SlotState]:
     """The output [B, HQ, V] for one token per row, and the state after it; in place, the call's own."""
+    if call.check:
+        refuse_gates(g=call.g)
     dtype, scale = sums_dtype(call), call.scale
     (B, HQ, K), (H, V), M = call.q.shape, call.v.shape[1:], call.g.shape[2]
     memories = SlotState(call.memory_k, call.memory_v)

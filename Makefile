@@ -47,8 +47,9 @@ format: $(STAMP)  ## rewrites the code in house style
 bench: $(STAMP)  ## speed and memory of the operator
 	$(BIN)/gsa bench ops
 
-docs: $(STAMP)  ## the documentation as a site, in site/; open site/index.html
-	$(BIN)/mkdocs build --strict --quiet
+# The variable silences an advertisement of the theme's makers for its successor.
+docs: $(STAMP)  ## the documentation as a site: open site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 pictures: $(STAMP)  ## the pictures of the documents, from the tables of docs/results.md
 	$(BIN)/python docs/pictures/draw.py

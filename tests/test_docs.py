@@ -22,6 +22,7 @@ README = (ROOT / "README.md").read_text()
     [
         "gsa.cli.console",
         "gsa.data.order",
+        "gsa.extras",
         "gsa.infer.engine",
         "gsa.infer.model",
         "gsa.infer.sampling",
@@ -58,7 +59,8 @@ def code_blocks(path: Path) -> list[str]:
 
 def test_readme_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # some write files
-    for path in (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("native", "models", "inference"))):
+    pages = [ROOT / "README.md", *(ROOT / f"docs/{name}.md" for name in ("index", "native", "models", "inference"))]
+    for path in pages:
         for block in code_blocks(path):
             exec(compile(block, path.name, "exec"), {})
 
@@ -97,6 +99,14 @@ def test_chunkwise_listing_computes_the_recurrence(gate: str) -> None:
             found, *memories = chunkwise["gated_slot_attention"](*by_head, Kt.to(dtype), Vt.to(dtype))
             for ours, true in zip((found.transpose(1, 2), *memories), (o, *state), strict=True):
                 assert (ours.double() - true).norm() <= error * true.norm(), (T, start, dtype)
+
+
+def test_readme_is_short_and_its_links_lead_somewhere() -> None:
+    assert len(README.splitlines()) < 200
+    links = re.findall(r"\]\(([^)#]+)\)", README)
+    assert "docs/pictures/tokens.svg" in links
+    for link in links:
+        assert (ROOT / link).exists(), link
 
 
 def test_readme_commands_exist() -> None:

@@ -79,11 +79,12 @@ import gsa
 from gsa import Engine, pretrained
 from gsa.bench import decode
 from gsa.chart import save_lines
+from gsa.cli import main
 from gsa.cli.demo import demo
 from gsa.data.tokenizer import load_tokenizer
 from gsa.data.tokenizer_train import train_tokenizer
 from gsa.infer.chat import ChatTemplate
-for use in {uses!r}:
+for use in USES:
     try:
         eval(use)
     except gsa.GSAError as error:
@@ -91,7 +92,13 @@ for use in {uses!r}:
 # What needs none of them works.
 engine = Engine("gsa-tiny")
 assert len(engine.generate([[1, 2, 3]], gsa.Sampling(max_tokens=3))[0].tokens) == 3
-assert load_tokenizer("bytes").decode([104, 105]) == "hi"
+load_tokenizer("bytes").save("bytes")
+assert load_tokenizer("bytes/").decode([104, 105]) == "hi"
+main(["data", "prepare", "text.txt", "--tokenizer", "bytes", "--out", "data"])
+options = "{hidden_size: 16, num_hidden_layers: 1, num_attention_heads: 1, vocab_size: 257}"
+main(["train", "--data", "data", "--out", "run", "--steps", "1", "--length", "16", "--model-options", options])
+main(["export", "run", "model"])
+main(["generate", "--model", "model", "-n", "2", "hi"])
 """
 
 
@@ -99,13 +106,13 @@ def test_each_use_names_its_extra(tmp_path: Path) -> None:
     """Without transformers, tokenizers, huggingface_hub and matplotlib."""
     from gsa import pretrained
 
-    script = SCRIPT.format(uses=list(USES))
+    (tmp_path / "text.txt").write_text("Call me. " * 100)
+    script = SCRIPT.replace("USES", repr(list(USES)))
     run = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     words = {"HF": how_to_install("hf"), "PLOT": how_to_install("plot"), "FOLDER": str(pretrained.folder("gsa-tiny"))}
     expected = [re.sub("|".join(words), lambda found: words[found[0]], sentence) for sentence in USES.values()]
-    assert run.stdout.splitlines() == expected
-    assert list(tmp_path.iterdir()) in ([], [tmp_path / "out"])
+    assert run.stdout.splitlines()[: len(expected)] == expected
 
 
 def test_nobody_is_sent_to_another_package() -> None:

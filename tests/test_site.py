@@ -47,8 +47,10 @@ def test_the_site_is_whole(tmp_path: Path) -> None:
     for page, module in (("gsa", gsa), *((name, importlib.import_module(f"gsa.{name}")) for name in ("ops", "infer"))):
         text = (tmp_path / f"reference/{page}.html").read_text()
         for name in module.__all__:
+            if name.startswith("__") or isinstance(getattr(module, name), ModuleType):
+                continue
             where = name if page == "gsa" else f"{page}\\.([a-z_]+\\.)?{name}"
-            assert name.startswith("__") or re.search(rf'id="gsa\.{where}"', text), (page, name)
+            assert re.search(rf'id="gsa\.{where}"', text), (page, name)
     examples = (tmp_path / "reference/ops.html").read_text()
     assert "&gt;&gt;&gt; " in examples
     assert "<blockquote>" not in examples

@@ -34,7 +34,7 @@ def test_every_block_runs(
             exec(compile(content, PAGE.name, "exec"), names)
         elif kind == "console":
             for part in re.split(r"^\$ ", content, flags=re.MULTILINE)[1:]:
-                command, *shown = part.splitlines()
+                command, *shown = part.replace("\\\n", "").splitlines()
                 program, *arguments = shlex.split(command)
                 assert program == "gsa"
                 code, out, err = run(capsys, *arguments)

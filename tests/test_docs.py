@@ -3,6 +3,7 @@
 import doctest
 import importlib
 import re
+import shlex
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ import pytest
 import torch
 from torch.nn.functional import logsigmoid
 
+from gsa.cli.verbs import find
 from gsa.ops import SlotState, gated_slot_attention
+from tests.cli.running import run
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -115,6 +118,23 @@ def test_readme_commands_exist() -> None:
     assert {"demo", "test"} <= commands
     for command in commands:
         assert f"\n{command}:" in makefile, command
+
+
+def test_commands_of_the_documents_exist(capsys: pytest.CaptureFixture) -> None:
+    """Verbs and options of every indented line with the command `gsa`."""
+    helps: dict[tuple[str, ...], str] = {}
+    lines = 0
+    for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        for line in re.findall(r"^    (?:.*\| )?gsa (.*)$", path.read_text(), re.MULTILINE):
+            words = shlex.split(line.partition("|")[0], comments=True)
+            verb = tuple(find(words)[0])
+            if verb not in helps:
+                helps[verb] = run(capsys, *verb, "--help")[1]
+            options = [word.partition("=")[0] for word in words if re.match("--?[a-z]", word)]
+            for option in options:
+                assert re.search(rf"(?<![\w-]){option}(?![\w-])", helps[verb]), (path.name, line, option)
+            lines += 1
+    assert lines > 15
 
 
 def test_the_tree_is_complete() -> None:

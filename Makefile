@@ -50,6 +50,7 @@ bench: $(STAMP)  ## speed and memory of the operator
 # The variable silences an advertisement of the theme's makers for its successor.
 docs: $(STAMP)  ## the documentation as a site: open site/index.html
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo site/index.html
 
 pictures: $(STAMP)  ## the pictures of the documents, from the tables of docs/results.md
 	$(BIN)/python docs/pictures/draw.py

@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
-.PHONY: help install demo test test-all check format bench clean
+.PHONY: help install demo test test-all check format bench docs pictures wheel clean
 
 help:  ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -47,6 +47,17 @@ format: $(STAMP)  ## rewrites the code in house style
 bench: $(STAMP)  ## speed and memory of the operator
 	$(BIN)/gsa bench ops
 
+# The variable silences an advertisement of the theme's makers for its successor.
+docs: $(STAMP)  ## the documentation as a site: open site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo site/index.html
+
+pictures: $(STAMP)  ## the pictures of the documents, from the tables of docs/results.md
+	$(BIN)/python docs/pictures/draw.py
+
+wheel: $(STAMP)  ## a source archive and a wheel, in dist/
+	$(BIN)/python -m build --outdir dist .
+
 clean:  ## removes what was built, and .venv
-	rm -rf $(VENV) build dist out .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist out site .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

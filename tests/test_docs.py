@@ -3,6 +3,7 @@
 import doctest
 import importlib
 import re
+import shlex
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ import pytest
 import torch
 from torch.nn.functional import logsigmoid
 
+from gsa.cli.verbs import find
 from gsa.ops import SlotState, gated_slot_attention
+from tests.cli.running import run
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -23,6 +26,7 @@ README = (ROOT / "README.md").read_text()
         "gsa.arguments",
         "gsa.cli.console",
         "gsa.data.order",
+        "gsa.extras",
         "gsa.infer.engine",
         "gsa.infer.model",
         "gsa.infer.detokenizer",
@@ -63,7 +67,8 @@ def code_blocks(path: Path) -> list[str]:
 
 def test_readme_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # some write files
-    for path in (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("native", "models", "inference"))):
+    pages = [ROOT / "README.md", *(ROOT / f"docs/{name}.md" for name in ("index", "native", "models", "inference"))]
+    for path in pages:
         for block in code_blocks(path):
             exec(compile(block, path.name, "exec"), {})
 
@@ -104,12 +109,37 @@ def test_chunkwise_listing_computes_the_recurrence(gate: str) -> None:
                 assert (ours.double() - true).norm() <= error * true.norm(), (T, start, dtype)
 
 
+def test_readme_is_short_and_its_links_lead_somewhere() -> None:
+    assert len(README.splitlines()) < 200
+    links = re.findall(r"\]\(([^)#]+)\)", README)
+    assert "docs/pictures/tokens.svg" in links
+    for link in links:
+        assert (ROOT / link).exists(), link
+
+
 def test_readme_commands_exist() -> None:
     makefile = (ROOT / "Makefile").read_text()
     commands = set(re.findall(r"make ([a-z-]+)", README))
     assert {"demo", "test"} <= commands
     for command in commands:
         assert f"\n{command}:" in makefile, command
+
+
+def test_commands_of_the_documents_exist(capsys: pytest.CaptureFixture) -> None:
+    """Verbs and options of every indented line with the command `gsa`."""
+    helps: dict[tuple[str, ...], str] = {}
+    lines = 0
+    for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        for line in re.findall(r"^    (?:.*\| )?gsa (.*)$", path.read_text(), re.MULTILINE):
+            words = shlex.split(line.partition("|")[0], comments=True)
+            verb = tuple(find(words)[0])
+            if verb not in helps:
+                helps[verb] = run(capsys, *verb, "--help")[1]
+            options = [word.partition("=")[0] for word in words if re.match("--?[a-z]", word)]
+            for option in options:
+                assert re.search(rf"(?<![\w-]){option}(?![\w-])", helps[verb]), (path.name, line, option)
+            lines += 1
+    assert lines > 15
 
 
 def test_the_tree_is_complete() -> None:
@@ -146,10 +176,11 @@ def listed_paths(page: Path) -> set[str]:
 
 def test_no_machine_is_named() -> None:
     """No absolute path of a machine in any file of the project."""
-    for path in ROOT.rglob("*"):
-        inside = path.relative_to(ROOT).parts
-        if path.suffix in {".py", ".md", ".toml", ".txt", ".yaml", ".h", ".cpp"} and not inside[0].startswith(
-            (".", "out", "build")
-        ):
-            found = re.search(r"(?<![\w.])/(home|root|work|Users)/", path.read_text())
-            assert found is None or path == Path(__file__), path
+    made = (".", "build", "dist", "out", "site")
+    for top in ROOT.iterdir():
+        if top.name.startswith(made):
+            continue
+        for path in (top, *top.rglob("*")):
+            if path.suffix in {".py", ".md", ".toml", ".txt", ".yaml", ".yml", ".h", ".cpp", ".svg"}:
+                found = re.search(r"(?<![\w.])/(home|root|work|Users)/", path.read_text())
+                assert found is None or path == Path(__file__), path

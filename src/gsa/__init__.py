@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from gsa.auto_classes import register_config, register_models
 from gsa.errors import BackendUnavailable, GSAError
+from gsa.extras import require
 
 if TYPE_CHECKING:
     from gsa import mixers, ops, pretrained
@@ -62,6 +63,7 @@ def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'gsa' has no attribute {name!r}")
     if name.startswith("GSA"):
+        require("transformers", f"gsa.{name}")
         register_models()
     return getattr(import_module(_LAZY[name]), name)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gsa.errors import GSAError
+from gsa.extras import imported
 from gsa.files import written
 
 Series = dict[str, dict[int, float]]
@@ -28,11 +28,7 @@ def bars(series: Series, x_name: str, y_name: str, width: int = 40) -> str:
 
 def save_lines(series: Series, path: Path, x_name: str, y_name: str, title: str) -> None:
     """Lines over a logarithmic x axis, written to a PNG file (complete or not at all)."""
-    try:
-        import matplotlib
-    except ImportError:
-        raise GSAError("chart: matplotlib is not installed; pip install 'gated-slot-attention[plot]'") from None
-    matplotlib.use("agg")
+    imported("matplotlib", "chart: a picture").use("agg")
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(7, 4.5), dpi=120, layout="constrained")

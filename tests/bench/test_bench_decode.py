@@ -1,6 +1,7 @@
 """The benchmark of decoding measures what it says."""
 
 import json
+import sys
 
 import pytest
 import torch
@@ -83,7 +84,7 @@ def test_llama_of_the_same_shape_keeps_its_context() -> None:
 
 
 def test_llama_cpp_is_only_there_when_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rivals, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "llama_cpp", None)
     assert rivals.llama_cpp_model() is None
 
 

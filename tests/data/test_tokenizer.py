@@ -326,5 +326,5 @@ def test_half_a_surrogate_pair_is_named_by_every_tokenizer(tokenizer: Tokenizer)
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "mistral_common", None)
-    with pytest.raises(GSAError, match=r"needs mistral-common: pip install 'gated-slot-attention\[data\]'"):
+    with pytest.raises(GSAError, match=r"needs mistral-common: pip install 'gsa-lm\[data\]'"):
         load_tokenizer("mistral")

@@ -91,21 +91,19 @@ def test_instruction_sets_share_no_code(tmp_path: Path) -> None:
         assert all(f"gsa::{isa}::" in line for line in defined), defined
 
 
-@pytest.mark.parametrize("compiler", ["false", "g++"])
-def test_installs_with_and_without_a_compiler(tmp_path: Path, compiler: str) -> None:
-    """Without, the wheel lacks the library and nothing else."""
+def test_installs_without_a_compiler(tmp_path: Path) -> None:
+    """The wheel lacks the library and nothing else; tests/test_wheel.py has the one with it."""
     source = tmp_path / "source"
-    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(".*", "build", "out", "__pycache__"))
-    environment = os.environ | {"CXX": shutil.which(compiler) or compiler, "CC": shutil.which("false") or "false"}
+    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(".*", "build", "dist", "out", "__pycache__"))
+    fails = shutil.which("false") or "false"
     subprocess.run(
         [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", tmp_path / "wheels", source],
-        env=environment,
+        env=os.environ | {"CXX": fails, "CC": fails},
         check=True,
         capture_output=True,
     )
     (wheel,) = (tmp_path / "wheels").glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert "gsa/ops/native/library.py" in names
-    assert ("gsa/ops/native/libgsa_native.so" in names) == (compiler != "false")
-    assert not [name for name in names if name.startswith(("csrc", "tests")) or name.endswith((".cpp", ".h"))]
-    assert ("-any.whl" in wheel.name) == (compiler == "false")
+    assert "gsa/ops/native/libgsa_native.so" not in names
+    assert wheel.name.endswith("-any.whl")

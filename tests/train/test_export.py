@@ -249,7 +249,7 @@ def test_the_card_says_what_is_known(run: Path, tmp_path: Path) -> None:
     model = load_model(tmp_path / "small-model")
     for line in (
         "# small-model",
-        "with the token mixer `gsa`, trained with gated-slot-attention 0.1.0.",
+        "with the token mixer `gsa`, trained with gsa-lm 0.1.0.",
         "| layers | 2 |",
         "| width | 16 |",
         f"| parameters | {model.num_parameters:,} |",

@@ -216,7 +216,7 @@ def test_what_is_not_installed_is_said_before_anything_changes(
     written(tmp_path, range(1, 4))
     before = (tmp_path / "metrics.jsonl").read_bytes()
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(GSAError, match=r"pip install 'gated-slot-attention\[train\]'"):
+    with pytest.raises(GSAError, match=r"pip install 'gsa-lm\[train\]'"):
         metrics(tmp_path, **(options or {"wandb": "books"}))
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
 

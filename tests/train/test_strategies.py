@@ -435,7 +435,7 @@ def test_compiled_blocks_train_the_same(alone: dict[tuple[str, bool], Course]) -
 
 def test_deepspeed_that_is_not_installed_says_how(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "deepspeed", None)
-    with pytest.raises(GSAError, match="the package is not installed; run `pip install deepspeed`"):
+    with pytest.raises(GSAError, match=r"engine deepspeed needs deepspeed: pip install 'gsa-lm\[train\]'"):
         strategy("deepspeed")
 
 

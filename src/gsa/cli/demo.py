@@ -37,8 +37,11 @@ def demo(out: str = "out") -> None:
     from rich.console import Console
 
     from gsa import pretrained
+    from gsa.extras import require
     from gsa.infer.text import TextEngine
 
+    require("transformers", "demo: the Llama beside the model")
+    require("matplotlib", "demo: the charts")
     console, folder = Console(highlight=False), Path(out)
     with _written_to(folder):
         folder.mkdir(parents=True, exist_ok=True)

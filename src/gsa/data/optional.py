@@ -6,16 +6,12 @@ import sys
 from importlib import import_module
 from typing import Any
 
-from gsa.errors import GSAError
+from gsa.extras import imported
 
 
 def optional(package: str, purpose: str) -> Any:
-    """A package of the extra `data`; without it, an error says what needs it and how to get it."""
-    try:
-        return import_module(package)
-    except ImportError:
-        name = package.partition(".")[0].replace("_", "-")
-        raise GSAError(f"data: {purpose} needs {name}: pip install 'gated-slot-attention[data]'") from None
+    """A module of an optional package; without it, an error says what needs it and how to get it."""
+    return imported(package, f"data: {purpose}")
 
 
 def hub_failures() -> tuple[type[Exception], ...]:

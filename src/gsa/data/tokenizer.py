@@ -119,8 +119,11 @@ def _from_files(name: str, path: Path) -> Tokenizer:
         raise GSAError(f"tokenizer: {path.parent} has no {JSON}; save it with transformers' fast tokenizers") from None
     except (OSError, UnicodeDecodeError) as error:
         raise GSAError(f"tokenizer: {path} cannot be read: {error}") from None
-    tokenizer = JsonTokenizer.read(name, path, text)
     as_bytes = BytesTokenizer(name)
+    config = path.with_name(CONFIG)
+    if as_bytes.files() == {JSON: text, CONFIG: config.read_text(encoding="utf-8") if config.is_file() else ""}:
+        return as_bytes  # as we have written it, which needs no package to read
+    tokenizer = JsonTokenizer.read(name, path, text)
     same = tokenizer.vocab_size == as_bytes.vocab_size and tokenizer.fingerprint == as_bytes.fingerprint
     if same and not tokenizer.adds_tokens:
         return as_bytes  # which is far faster

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from gsa.data.optional import first_line, hub_failures
 from gsa.data.tokenizer import BESIDE, CONFIG, END_OF_TEXT, JSON, Tokenizer, checked_ids, fingerprint_of, pieces, utf8
 from gsa.errors import GSAError
+from gsa.extras import require
 from gsa.files import read_json
 
 GROUP_CHARACTERS = 1 << 18
@@ -95,6 +96,7 @@ class JsonTokenizer(Tokenizer):
 
 
 def _runner(name: str, text: str) -> Any:
+    require("tokenizers", f"tokenizer: {name}")
     from tokenizers import Tokenizer as Runner
 
     try:
@@ -225,6 +227,7 @@ def _beside(path: Path, name: str) -> dict[str, Any]:
 
 def downloaded(name: str) -> Path:
     """The folder of a tokenizer of the Hugging Face Hub, from the cache or fetched now."""
+    require("huggingface_hub", f"tokenizer: {name}, which is no file, folder or name of the package,")
     from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url, try_to_load_from_cache
 
     try:

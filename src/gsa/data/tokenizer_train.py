@@ -19,6 +19,7 @@ from gsa.data.sources import Input, plan
 from gsa.data.tokenizer import END_OF_TEXT, JSON, config_text, pieces
 from gsa.data.tokenizer_json import JsonTokenizer
 from gsa.errors import GSAError
+from gsa.extras import require
 
 BYTES = 256
 MAX_VOCABULARY = 2**20
@@ -51,6 +52,7 @@ def train_tokenizer(
     Any text comes back from its ids as it was. The same sources give the same tokenizer. `limit_bytes` ends the reading
     after so many bytes of text. With `progress`, what was wrong with rows is shown, and on a terminal how far it is.
     """
+    require("tokenizers", "tokenizer: training one")
     from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
     from tokenizers import Tokenizer as Runner
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from gsa.data.tokenizer import CONFIG, Tokenizer
 from gsa.errors import GSAError
+from gsa.extras import require
 from gsa.files import read_json
 from gsa.infer.detokenizer import detokenized
 from gsa.infer.state import State
@@ -84,6 +85,7 @@ class ChatTemplate:
         return [segment for segment in texts if segment != ""]
 
     def _rendered(self, messages: list[Message]) -> str:
+        require("transformers", "chat: a chat template")
         from transformers.utils import chat_template_utils
 
         render: Any = chat_template_utils.render_jinja_template  # in a sandbox: templates come from anywhere

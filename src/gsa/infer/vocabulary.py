@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from gsa.data.tokenizer import JSON, BytesTokenizer, Tokenizer
+from gsa.extras import require
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,9 @@ def _is_byte(name: str) -> bool:
 
 def _lead(post_processor: Any) -> tuple[int, ...]:
     """The special tokens that a post-processor puts in front of a text: it is tried on a text of one word."""
+    if post_processor is None:
+        return ()
+    require("tokenizers", "tokenizer: one with special tokens around a text")
     from tokenizers import Tokenizer as RustTokenizer
 
     word = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}

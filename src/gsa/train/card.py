@@ -9,6 +9,7 @@ from math import isfinite
 from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any
 
+from gsa.extras import DISTRIBUTION
 from gsa.files import byte_count
 from gsa.models.config import ModelConfig
 from gsa.models.lm import LM
@@ -39,7 +40,7 @@ def model_card(facts: CardFacts, state: dict[str, Any]) -> str:
     parts = [
         _front_matter(facts, config),
         f"# {_plain(facts.name)}",
-        f"A language model with the token mixer {_code(config.mixer)}, trained with gated-slot-attention{version}.",
+        f"A language model with the token mixer {_code(config.mixer)}, trained with {DISTRIBUTION}{version}.",
         _table(_model_rows(facts, config, state)),
         *_section("Training", [*_training_rows(state), *_data_rows(state)]),
         *_section("Evaluation", _evaluation_rows(facts, state)),

@@ -18,6 +18,7 @@ from pathlib import Path
 from gsa import pretrained
 from gsa.data.optional import first_line, hub_failures
 from gsa.errors import GSAError
+from gsa.extras import require
 from gsa.models.checkpoint import CONFIG, load_config
 from gsa.train.checkpoint import FOLDER, Checkpoint, newest_checkpoint, read_checkpoint
 from gsa.train.manifest import MANIFEST
@@ -100,6 +101,7 @@ def _on_hub(name: str) -> Path:
 
     A model that is not ours is refused before its weights are fetched.
     """
+    require("huggingface_hub", f"model {name!r}: a model of the Hugging Face Hub")
     from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url, snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from gsa.errors import GSAError
+from gsa.extras import EXTRA_OF, how_to_install
 from gsa.files import read_json, written
 
 METRICS, TENSORBOARD, WANDB = "metrics.jsonl", "tensorboard", "wandb.json"
@@ -141,7 +142,7 @@ def _imported(module: str, name: str, what: str) -> Any:
         return getattr(import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise GSAError(
-            f"metrics: {what} is wanted, but cannot be imported ({error}): pip install 'gated-slot-attention[train]', "
+            f"metrics: {what} is wanted, but cannot be imported ({error}): {how_to_install(EXTRA_OF[what])}; "
             f"or leave {what} out"
         ) from None
 

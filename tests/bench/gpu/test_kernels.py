@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from gsa.extras import how_to_install
 from gsa.ops.triton.launch import TARGETS
 from tests.cli.running import run
 from tests.ops import ahead_cases
@@ -64,8 +65,8 @@ def test_without_faults_all_is_well(capsys: pytest.CaptureFixture, monkeypatch: 
 
 
 def test_without_triton(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gsa.bench.gpu.kernels.find_spec", lambda name: None)
-    assert run(capsys, "kernels") == (2, "", "gsa: kernels: Triton is not installed (pip install triton)\n")
+    monkeypatch.setitem(sys.modules, "triton", None)
+    assert run(capsys, "kernels") == (2, "", f"gsa: kernels: compiling needs Triton: {how_to_install('gpu')}\n")
 
 
 @pytest.mark.parametrize("option", ["width", "slots", "jobs"])

@@ -1,6 +1,7 @@
 """Bytes of the GPU kernels: counted on short sequences, extrapolated to full ones, and documented truly."""
 
 import json
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -145,7 +146,7 @@ def test_command(
 
 
 def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(traffic, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "triton", None)
     with pytest.raises(GSAError, match="counting needs Triton"):
         traffic.measure(progress=False)
 

@@ -14,14 +14,13 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from importlib.util import find_spec
 from math import prod
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 from gsa.bench.gpu.launches import BATCH, DTYPES, LENGTH, Case
-from gsa.errors import GSAError
+from gsa.extras import require
 from gsa.ops.triton.ahead_of_time import Figures, Source, compiled, source, triton_target
 from gsa.ops.triton.launch import Launch, Target
 
@@ -30,8 +29,7 @@ _pretended: list[Target] = []
 
 def require_fla() -> None:
     """Raises if the package is not installed."""
-    if find_spec("fla") is None:
-        raise GSAError("kernels: flash-linear-attention is not installed (pip install fla-core)")
+    require("fla", "kernels: a comparison")
 
 
 def sources(case: Case) -> list[tuple[Source, ...]]:

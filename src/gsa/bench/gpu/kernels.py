@@ -7,12 +7,12 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import partial
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
 from gsa.bench.arguments import prepare
 from gsa.bench.gpu.workers import results
 from gsa.errors import GSAError
+from gsa.extras import require
 from gsa.table import show
 
 if TYPE_CHECKING:
@@ -56,8 +56,7 @@ def kernels(
     from gsa.bench.gpu.launches import DTYPES, Case
     from gsa.ops.triton.launch import TARGETS
 
-    if find_spec("triton") is None:
-        raise GSAError("kernels: Triton is not installed (pip install triton)")
+    require("triton", "kernels: compiling")
     prepare("kernels", json=json, markdown=markdown, width=width, slots=slots, jobs=jobs)
     if fla:
         from gsa.bench.gpu.fla_kernels import require_fla

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from gsa.bench.arguments import prepare
 from gsa.errors import GSAError
+from gsa.extras import installed, require
 from gsa.table import show
 
 if TYPE_CHECKING:
@@ -53,12 +53,11 @@ def measure(progress: bool) -> dict[str, Any]:
     """All counts, and the model of each machine."""
     from rich.console import Console
 
-    if find_spec("triton") is None:
-        raise GSAError("bench: counting needs Triton (pip install triton)")
+    require("triton", "bench: counting")
     from gsa.bench.gpu.roofline import MACHINES
     from gsa.bench.memory import measured_alone
 
-    contenders = ["ours", *(["fla"] if find_spec("fla") is not None else [])]
+    contenders = ["ours", *(["fla"] if installed("fla") else [])]
     jobs = [{"who": who, "target": machine.target} for machine in MACHINES for who in contenders]
     with (
         Console(stderr=True, quiet=not progress).status("counting"),

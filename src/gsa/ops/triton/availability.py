@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from importlib.util import find_spec
 
 import torch
+
+from gsa.extras import installed, lacks
 
 
 def unavailable(device: torch.device | None) -> str | None:
     """Why this engine cannot run on a device (None: any), or None if it can."""
-    if find_spec("triton") is None:
-        return "Triton is not installed (pip install triton)"
+    if not installed("triton"):
+        return lacks("triton")
     if interpreted():
         if device is not None and device.type != "cpu":
             return f"TRITON_INTERPRET=1 runs kernels on the CPU, and the tensors are on {device.type}"

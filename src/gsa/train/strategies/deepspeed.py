@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gsa.errors import GSAError
+from gsa.extras import imported
 from gsa.models.lm import LM
 from gsa.train.strategies.base import MOMENTS
 from gsa.train.strategies.distributed import Distributed
@@ -198,7 +199,4 @@ class DeepSpeed(Distributed):
 
 
 def _package() -> Any:
-    try:
-        return import_module("deepspeed")
-    except ImportError:
-        raise GSAError("engine deepspeed: the package is not installed; run `pip install deepspeed`") from None
+    return imported("deepspeed", "engine deepspeed")

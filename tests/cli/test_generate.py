@@ -26,8 +26,8 @@ def test_help(capsys: pytest.CaptureFixture) -> None:
     assert code == 0
     for told in (
         "Continues a text",
-        "[prompt]",
-        "-n MAX_TOKENS, --max-tokens MAX_TOKENS",
+        "[PROMPT]",
+        "-n N, --max-tokens N",
         "  --stop STOP  ",
         "may be given several times",
     ):

@@ -95,11 +95,11 @@ def is_terminal(stream: TextIO | None) -> bool:
     return stream is not None and stream.isatty()
 
 
-def tell(text: object, begin: str = "") -> None:
-    """Says something on standard error; where it is closed or full, nobody wants to know."""
+def tell(text: object, begin: str = "", name: str = "gsa") -> None:
+    """Says something on standard error, in the name of a command; where it is closed or full, nobody wants to know."""
     if sys.stderr is None:
         return
-    line = f"{begin}gsa: {text}"
+    line = begin + (f"{name}: " if name else "") + str(text)
     with suppress(OSError):
         print(shown(line) if is_terminal(sys.stderr) else line, file=sys.stderr, flush=True)
 

@@ -1,15 +1,51 @@
-"""The parser of the command line: options as people write them."""
+"""The parser of the command line: options as people write them, help and errors in plain words."""
 
 from __future__ import annotations
 
-from typing import Any
+import inspect
+from argparse import Action, _HelpAction
+from typing import Any, NoReturn
 
-from jsonargparse import ActionYesNo, ArgumentParser
+from jsonargparse import ActionYesNo, ArgumentParser, DefaultHelpFormatter
+
+from gsa.cli.console import tell
+from gsa.cli.mistakes import explained
+from gsa.cli.values import Value
+from gsa.options import choices
 
 SHORT = {"--max_tokens": "-n"}
 """Options that have a short name too."""
 MAY_BE_LEFT_OUT = "prompt"
 """The positional argument that has a default."""
+_HELP_OF = {
+    "--config": "File of settings in YAML; options win over it.",
+    "--print-config": "Print the settings as YAML, and exit.",
+}
+
+
+class Formatter(DefaultHelpFormatter):
+    """Help with the kind of a value in words and its default, where they tell something."""
+
+    def _get_help_string(self, action: Action) -> str:
+        if isinstance(action, _HelpAction):
+            return "Show this help, and exit."
+        text = next((_HELP_OF[name] for name in action.option_strings if name in _HELP_OF), None)
+        if text is not None:
+            return text
+        facts = ["required"] if action.required and action.option_strings else []
+        if isinstance(action.type, Value) and action.type.metavar and not action.type.names:
+            facts.append(action.type.words.removeprefix("a "))
+        if isinstance(action, ActionYesNo):
+            facts.append(f"default: {'on' if action.default else 'off'}")
+        elif action.default not in (None, "", {}):
+            facts.append("default: %(default)s")
+        return (action.help or "").replace("%", "%%") + (f" ({', '.join(facts)})" if facts else "")
+
+    def _expand_help(self, action: Action) -> str:
+        return self._get_help_string(action) % {"default": action.default}
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return "\n\n".join(super(Formatter, self)._fill_text(part, width, indent) for part in text.split("\n\n"))
 
 
 class Parser(ArgumentParser):
@@ -18,23 +54,91 @@ class Parser(ArgumentParser):
     A list is several words, or an option that may be given several times.
     """
 
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self._fields: Any = None  # the class of settings whose fields are being added
+        self._needed: set[str] = set()  # jsonargparse takes `required` away while it parses
+        super().__init__(*args, formatter_class=Formatter, print_config="--print-config", **options)
+
+    def add_class_arguments(self, theclass: Any, *args: Any, **options: Any) -> Any:
+        self._fields = theclass
+        self.description = _told(theclass)
+        return super().add_class_arguments(theclass, *args, **options)
+
+    def add_function_arguments(self, function: Any, *args: Any, **options: Any) -> Any:
+        self.description = _told(function)
+        return super().add_function_arguments(function, *args, **options)
+
     def add_argument(self, *names: Any, **options: Any) -> Any:
+        if names == ("--print-config",):
+            action = super().add_argument(*names, **options)
+            action.metavar = ""  # its value is hardly ever of use
+            return action
         if options.get("type") is bool:
             del options["type"]
             options["action"] = ActionYesNo(yes_prefix="", no_prefix="no-")
         if names == (f"--{MAY_BE_LEFT_OUT}",):
             names, options["nargs"] = (MAY_BE_LEFT_OUT,), "?"
         positional = not names[0].startswith("-")
-        if getattr(options.get("action"), "_typehint", None) in (list[str], list[str] | None):
-            options["type"] = str  # for the action would take one word, and read YAML in it
+        hint = options.get("type") or getattr(options.get("action"), "_typehint", None)
+        name = names[0].lstrip("-")
+        if hint in (list[str], list[str] | None):
+            options["type"] = str  # for jsonargparse would take one word, and read YAML in it
             names = tuple(name for name in names if not name.endswith("+"))  # another name for the same
             if positional:
                 del options["action"]
-                options |= {"nargs": "+", "metavar": names[0].removesuffix("s").upper()}
+                options |= {"nargs": "+", "metavar": name.removesuffix("s").upper()}
             else:
                 options["action"] = "append"
+        elif (value := Value.of(hint, choices(self._fields, name) if self._fields else ())) is not None:
+            options.pop("action", None)
+            options["type"] = value
+            if value.metavar or positional:
+                options["metavar"] = value.metavar or name.upper()
         short = [SHORT[name] for name in names if name in SHORT]
-        return super().add_argument(*short, *dashed(list(names)), **options)
+        action = super().add_argument(*short, *dashed(list(names)), **options)
+        if action.required and action.option_strings:
+            self._needed.add(action.dest)
+        return action
+
+    def format_help(self, *args: Any) -> str:
+        self.usage = self.short_usage().replace("%", "%%")
+        return super().format_help(*args)
+
+    def short_usage(self) -> str:
+        """One line: what has to be given, and that there are options."""
+        words = [self.prog.replace(" [options]", "")]
+        words += [f"{option_name(action)} {metavar(action)}" for action in self._actions if action.dest in self._needed]
+        words += ["[OPTIONS]"]
+        for action in self._actions:
+            if not action.option_strings:
+                name = metavar(action)
+                words.append({"?": f"[{name}]", "+": f"{name} ..."}.get(str(action.nargs), name))
+        return " ".join(words)
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Says what is wrong, how the verb is used and where more is told; and exits."""
+        parser = getattr(ex, "subcommand_parser", None) or self
+        command = parser.prog.replace(" [options]", "")
+        tell(explained(message, parser._actions, getattr(self, "args", [])), name=command)
+        tell(f"usage: {parser.short_usage()}\n{command} --help tells more", name="")
+        raise SystemExit(2)
+
+
+def _told(target: Any) -> str:
+    """What a docstring says before it comes to the arguments."""
+    return (inspect.getdoc(target) or "").partition("\nArgs:")[0].strip()
+
+
+def option_name(action: Action) -> str:
+    """The long name of an option, or what a positional argument is called."""
+    return next((name for name in action.option_strings if name.startswith("--")), metavar(action))
+
+
+def metavar(action: Action) -> str:
+    """What stands for a value in help."""
+    if action.dest == "subcommand":
+        return "VERB"
+    return action.metavar if isinstance(action.metavar, str) else action.dest.rsplit(".")[-1].upper()
 
 
 def dashed(args: list[str]) -> list[str]:
@@ -44,9 +148,7 @@ def dashed(args: list[str]) -> list[str]:
     for arg in args[:end]:
         name, equals, value = arg.partition("=")
         first, dot, rest = name.partition(".")  # the keys of `--model-options.num_slots` are not options
-        if first in ("--print_config", "--print-config"):
-            first = "--print_config"  # jsonargparse looks for this very name
-        elif first.startswith("--"):
+        if first.startswith("--"):
             first = first.replace("_", "-")
         found.append(first + dot + rest + equals + value)
     return found + args[end:]

@@ -173,13 +173,14 @@ def help_of(group: Group, command: str) -> str:
     """The help of a group, for which nothing is imported; options are those that jsonargparse adds."""
     from argparse import ArgumentParser
 
-    parser = ArgumentParser(command, description=group.summary, add_help=False)
+    usage = f"{command} VERB [OPTIONS]"
+    parser = ArgumentParser(command, usage=usage, description=group.summary, add_help=False)
     options = parser.add_argument_group("options")
-    options.add_argument("-h", "--help", action="store_true", help="Show this help message and exit.")
+    options.add_argument("-h", "--help", action="store_true", help="Show this help, and exit.")
     if group is GSA:
-        options.add_argument("--version", action="store_true", help="Print version and exit.")
-    options.add_argument("--config", help="Path to a configuration file with a verb and its options.")
-    options.add_argument("--print_config", action="store_true", help="Print the configuration of a verb and exit.")
+        options.add_argument("--version", action="store_true", help="Print the version, and exit.")
+    options.add_argument("--config", help="File of settings in YAML: a verb with its options.")
+    options.add_argument("--print-config", action="store_true", help="Print the settings of a verb as YAML, and exit.")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", description=f"{command} VERB --help tells more of it.")
     for name, entry in group.verbs.items():
         verbs.add_parser(name, help=entry.summary.replace("%", "%%"), add_help=False)

@@ -56,7 +56,7 @@ def test_summaries_are_the_first_sentences_of_docstrings() -> None:
         assert verb.summary == " ".join(first.split()), verb.target
 
 
-@pytest.mark.parametrize("args", [[], ["--help"], ["--version"], ["bench", "--help"], ["bnech"]])
+@pytest.mark.parametrize("args", [[], ["--help"], ["help"], ["--version"], ["help", "bench"], ["bnech"]])
 def test_help_imports_nothing_heavy(args: list[str]) -> None:
     """Neither the parser nor any verb; the command is there in a fraction of a second."""
     script = f"""
@@ -90,8 +90,8 @@ def test_version(capsys: pytest.CaptureFixture) -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("fly",), "gsa: there is no 'fly'; expected one of demo, doctor"),
-        (("exprot",), "gsa: there is no 'exprot'; did you mean 'export'? expected one of demo"),
+        (("fly",), "gsa: there is no 'fly'; expected one of help, demo, doctor"),
+        (("exprot",), "gsa: there is no 'exprot'; did you mean 'export'? expected one of help, demo"),
         (("bench",), "gsa: bench: expected one of ops, traffic"),
         (("bench", "dcode"), "gsa: bench: there is no 'dcode'; did you mean 'decode'? expected one of ops"),
         (("import", "nowhere"), "gsa import: OUT is missing"),

@@ -56,7 +56,7 @@ def test_help_speaks_plainly(capsys: pytest.CaptureFixture, name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in VERBS if name != "help"])
 def test_every_verb_tells_mistakes_plainly(capsys: pytest.CaptureFixture, name: str) -> None:
     path, verb = VERBS[name]
-    assert told(capsys, *path, "--zzzzzz", "3") == f"gsa {name}: there is no --zzzzzz"
+    assert told(capsys, *path, "--zzzzzz") == f"gsa {name}: there is no --zzzzzz"
     kinds: dict[str, str] = {}
     for action in auto_parser(load(verb), prog=f"gsa {name}", parser_class=Parser)._actions:
         option = next((option for option in action.option_strings if option.startswith("--")), "")

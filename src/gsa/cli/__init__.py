@@ -14,7 +14,7 @@ def main(args: list[str] | None = None) -> None:
     try:
         try:
             with memory_errors("command"):
-                _run(sys.argv[1:] if args is None else args)
+                run(sys.argv[1:] if args is None else args)
         finally:
             if args is None:  # the process ends here, and another Ctrl-C would only disturb that
                 signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -26,11 +26,14 @@ def main(args: list[str] | None = None) -> None:
         raise SystemExit(2) from None
 
 
-def _run(args: list[str]) -> None:
+def run(args: list[str]) -> None:
     """Does what the arguments ask for. The parser and the verb are imported last: help and version need neither."""
     from gsa.cli.verbs import Group, find, help_of, load
 
     path, entry = find(args)
+    if path == ["help"]:  # at once, without the parser
+        load(entry)(args[1:])
+        return
     given, command = args[len(path) :], " ".join(["gsa", *path])
     if isinstance(entry, Group):
         if not path and given[:1] == ["--version"]:
@@ -57,6 +60,6 @@ def _run(args: list[str]) -> None:
         given = options_win(given)
     settings = auto_cli(load(entry), args=given, prog=command, parser_class=Parser, allow_abbrev=False)
     if settings is not None:  # of `train`, which is no function; the others have done what they do
-        from gsa.cli.train import run
+        from gsa.cli.train import run as train
 
-        run(settings)
+        train(settings)

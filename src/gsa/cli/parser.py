@@ -93,7 +93,7 @@ class Parser(ArgumentParser):
             options.pop("action", None)
             options["type"] = value
             if value.metavar or positional:
-                options["metavar"] = value.metavar or name.upper()
+                options["metavar"] = name.upper() if positional else value.metavar
         short = [SHORT[name] for name in names if name in SHORT]
         action = super().add_argument(*short, *dashed(list(names)), **options)
         if action.required and action.option_strings:

@@ -27,6 +27,7 @@ class Group(NamedTuple):
 GSA = Group(
     "Sequence models with slot memory.",
     {
+        "help": Verb("gsa.cli.help:show_help", "Tells what a verb does and which options it has."),
         "demo": Verb(
             "gsa.cli.demo:demo",
             "Writes with the model of the package, reads a book into a state, goes on from it, and shows what a token "
@@ -93,6 +94,10 @@ GSA = Group(
         "export": Verb(
             "gsa.cli.export:export",
             "Writes a checkpoint of training as a folder that transformers loads, with tokenizer and model card.",
+        ),
+        "completion": Verb(
+            "gsa.cli.completion:completion",
+            "Prints a script with which a shell completes verbs, options and their values.",
         ),
         "kernels": Verb(
             "gsa.bench.gpu.kernels:kernels",

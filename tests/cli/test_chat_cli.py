@@ -170,7 +170,7 @@ def test_ctrl_c_stops_a_reply_and_nothing_else(
 ) -> None:
     interrupt(monkeypatch, signal.SIGINT)
     code, out, err = run(capsys, monkeypatch, folder, "Who?\n/reset\nWho?\n", *OPTIONS)
-    assert (code, err) == (0, "gsa: the conversation begins anew\n")
+    assert (code, err) == (0, "gsa: stopped\ngsa: the conversation begins anew\n")
     whole = replies(folder, "Who?")[0]
     first = out.removesuffix(f"\n{whole}\n")
     assert len(first) < len(whole)

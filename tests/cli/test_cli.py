@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gsa import __version__
+from gsa import __version__, presets
 from gsa.cli import main
 from gsa.cli.verbs import GSA, Group, Verb, load
 from gsa.errors import GSAError
@@ -161,3 +161,16 @@ gsa.cli.main()
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     expected = {130: "\ngsa: stopped\n", 2: "gsa: no\n", 3: ""}[code]
     assert (done.returncode, done.stderr) == (code, expected)
+
+
+def test_models_says_which_have_weights_in_80_columns(
+    capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    main(["models"])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert [line.split()[0] for line in lines if " here " in line] == ["gsa-tiny"]
+    for name in presets():
+        assert sum(line.split()[:1] == [name] and line.startswith(" ") for line in lines) == 1  # none is wrapped
+    assert lines[-1] == "gsa-tiny has weights in the package; the others are configurations to train."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 
-from gsa.cli.console import tell
+from gsa.cli.console import tell, watched_output
 from gsa.errors import GSAError, memory_errors
 
 
@@ -13,7 +13,7 @@ def main(args: list[str] | None = None) -> None:
     """Runs the command line; errors a user can cause end in one line and exit code 2, Ctrl-C in 130."""
     try:
         try:
-            with memory_errors("command"):
+            with watched_output(), memory_errors("command"):
                 run(sys.argv[1:] if args is None else args)
         finally:
             if args is None:  # the process ends here, and another Ctrl-C would only disturb that

@@ -36,7 +36,7 @@ class Formatter(DefaultHelpFormatter):
         if isinstance(action.type, Value) and action.type.metavar and not action.type.names:
             facts.append(action.type.words.removeprefix("a "))
         if isinstance(action, ActionYesNo):
-            facts.append(f"default: {'on' if action.default else 'off'}")
+            facts += [] if action.default is None else [f"default: {'on' if action.default else 'off'}"]
         elif action.default not in (None, "", {}):
             facts.append("default: %(default)s")
         return (action.help or "").replace("%", "%%") + (f" ({', '.join(facts)})" if facts else "")
@@ -73,13 +73,13 @@ class Parser(ArgumentParser):
             action = super().add_argument(*names, **options)
             action.metavar = ""  # its value is hardly ever of use
             return action
-        if options.get("type") is bool:
-            del options["type"]
+        hint = options.get("type") or getattr(options.get("action"), "_typehint", None)
+        if hint in (bool, bool | None):
+            options.pop("type", None)
             options["action"] = ActionYesNo(yes_prefix="", no_prefix="no-")
         if names == (f"--{MAY_BE_LEFT_OUT}",):
             names, options["nargs"] = (MAY_BE_LEFT_OUT,), "?"
         positional = not names[0].startswith("-")
-        hint = options.get("type") or getattr(options.get("action"), "_typehint", None)
         name = names[0].lstrip("-")
         if hint in (list[str], list[str] | None):
             options["type"] = str  # for jsonargparse would take one word, and read YAML in it

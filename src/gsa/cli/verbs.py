@@ -58,7 +58,7 @@ GSA = Group(
         ),
         "models": Verb(
             "gsa.cli.models:models",
-            "Lists the presets with their parameters and the size of their state, without allocating any weights.",
+            "Lists the presets with their parameters and the size of their state, and says which have weights here.",
         ),
         "import": Verb(
             "gsa.cli.models:import_",

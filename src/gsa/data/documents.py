@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from gsa.data.portions import Missing, Part, read_portions
 from gsa.data.sources import Input
 from gsa.data.tokenizer import Tokenizer
+from gsa.data.utf8 import decode
 from gsa.errors import GSAError
 
 INVALID, NO_FIELD, NO_STRING, EMPTY, DAMAGED = (
@@ -139,21 +140,11 @@ def _of_value(value: Any, part: Part, number: int, text_field: str, findings: Fi
 
 def decoded(data: bytes, part: Part, number: int | None, findings: Findings) -> str:
     """Bytes as text; what is not UTF-8 becomes U+FFFD, and is counted."""
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) if number is None else number
-        replaced = [0]
-
-        def replace(found: UnicodeError) -> tuple[str, int]:
-            assert isinstance(found, UnicodeDecodeError)
-            replaced[0] += found.end - found.start
-            return "\ufffd", found.end
-
-        codecs.register_error("gsa-counted", replace)
-        text = data.decode("utf-8", "gsa-counted")
-        findings.replaced(replaced[0], _where(part, line))
-        return text
+    found = decode(data)
+    if found.first is not None:
+        line = data.count(b"\n", 0, found.first) if number is None else number
+        findings.replaced(found.replaced, _where(part, line))
+    return found.text
 
 
 def _where(part: Part, number: int) -> str:

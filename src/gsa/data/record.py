@@ -13,7 +13,7 @@ from typing import Any
 
 from gsa.data.documents import Encoded
 from gsa.data.shards import TOKENIZER, Manifest, Shard, check_shard, checked
-from gsa.data.sources import Input
+from gsa.data.sources import Input, plain_name
 from gsa.data.tokenizer import Tokenizer
 from gsa.data.writer import write_text
 from gsa.errors import GSAError
@@ -72,7 +72,7 @@ def settings_of(
     flat = [entry for group in inputs for entry in group]
     return {
         "sources": [
-            {"name": source, "inputs": len(group), "bytes": total_size(group)}
+            {"name": plain_name(source), "inputs": len(group), "bytes": total_size(group)}
             for source, group in zip(sources, inputs, strict=True)
         ],
         "tokenizer": tokenizer.fingerprint,
@@ -114,7 +114,8 @@ def compare(out: Path, then: dict[str, Any], now: dict[str, Any]) -> None:
 def _short(name: str, value: Any) -> str:
     if name == "sources":  # only names: sizes that differ are found by the hash of the files
         sources = value if isinstance(value, list) else [value]
-        return ", ".join(str(source.get("name") if isinstance(source, dict) else source) for source in sources)
+        names = (str(source.get("name") if isinstance(source, dict) else source) for source in sources)
+        return ", ".join(map(plain_name, names))
     return value[:12] if isinstance(value, str) else json.dumps(value)
 
 

@@ -49,15 +49,15 @@ def run(args: list[str]) -> None:
 
     from jsonargparse import auto_cli, set_parsing_settings
 
-    from gsa.cli.parser import Parser, dashed
+    from gsa.cli.parser import Parser, dashed, files_first
 
     # Help texts are the docstrings of fields; and a file of settings makes no objects.
     set_parsing_settings(docstring_parse_attribute_docstrings=True, instantiate_subclass_spec_in_any=False)
-    given = dashed(given)
+    given = files_first(dashed(given))
     if path == ["train"]:
-        from gsa.cli.train import options_win
+        from gsa.cli.train import options_win, with_recipe
 
-        given = options_win(given)
+        given = options_win(with_recipe(given))
     settings = auto_cli(load(entry), args=given, prog=command, parser_class=Parser, allow_abbrev=False)
     if settings is not None:  # of `train`, which is no function; the others have done what they do
         from gsa.cli.train import run as train

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from argparse import Action, _HelpAction
+from argparse import SUPPRESS, Action, _HelpAction
 from typing import Any, NoReturn
 
 from jsonargparse import ActionYesNo, ArgumentParser, DefaultHelpFormatter
@@ -37,7 +37,7 @@ class Formatter(DefaultHelpFormatter):
             facts.append(action.type.words.removeprefix("a "))
         if isinstance(action, ActionYesNo):
             facts += [] if action.default is None else [f"default: {'on' if action.default else 'off'}"]
-        elif action.default not in (None, "", {}):
+        elif action.default not in (None, "", {}, SUPPRESS):
             facts.append("default: %(default)s")
         return (action.help or "").replace("%", "%%") + (f" ({', '.join(facts)})" if facts else "")
 
@@ -62,7 +62,16 @@ class Parser(ArgumentParser):
     def add_class_arguments(self, theclass: Any, *args: Any, **options: Any) -> Any:
         self._fields = theclass
         self.description = _told(theclass)
+        self._add_recipe()
         return super().add_class_arguments(theclass, *args, **options)
+
+    def _add_recipe(self) -> None:
+        """`--recipe`, for help: by the time the parser sees the arguments, the recipe's file stands in its place."""
+        from gsa.recipes import names
+
+        help_ = f"Settings that come with the package: {', '.join(names())}."
+        super().add_argument("--recipe", type=Value(str, tuple(names())), default=SUPPRESS, help=help_)
+        self._option_string_actions["--recipe"].metavar = "NAME"
 
     def add_function_arguments(self, function: Any, *args: Any, **options: Any) -> Any:
         self.description = _told(function)
@@ -152,3 +161,28 @@ def dashed(args: list[str]) -> list[str]:
             first = first.replace("_", "-")
         found.append(first + dot + rest + equals + value)
     return found + args[end:]
+
+
+def files_first(args: list[str]) -> list[str]:
+    """The arguments with files of settings in front: options win over them wherever they stand."""
+    files, rest = taken_out("--config", args)
+    return [word for file in files for word in ("--config", file)] + rest
+
+
+def taken_out(option: str, args: list[str]) -> tuple[list[str], list[str]]:
+    """The values of an option that is given any number of times, and the arguments without it.
+
+    >>> taken_out("--config", ["a", "--config", "b", "--config=c", "--", "--config=d"])
+    (['b', 'c'], ['a', '--', '--config=d'])
+    """
+    end = args.index("--") if "--" in args else len(args)
+    values, rest, place = [], [], 0
+    while place < end:
+        name, equals, value = args[place].partition("=")
+        if name == option and (equals or place + 1 < end):
+            values.append(value if equals else args[place + 1])
+            place += 1 if equals else 2
+        else:
+            rest.append(args[place])
+            place += 1
+    return values, rest + args[end:]

@@ -17,8 +17,9 @@ Value = bool | int | float | str
 class TrainSettings:
     """Trains a language model from prepared tokens to a checkpoint; the same command again goes on where it stopped.
 
-    Settings come from `--config recipe.yaml`, and from options, which win. Ctrl-C saves and stops. On several
-    processes: `torchrun --nproc-per-node 8 -m gsa train ...`, with `--engine fsdp` or `deepspeed` for large models.
+    Settings come from a recipe of the package (`--recipe gsa-tiny`) or a file of your own (`--config my.yaml`), and
+    from options, which win. Ctrl-C saves and stops. On several processes: `torchrun --nproc-per-node 8 -m gsa train
+    ...`, with `--engine fsdp` or `deepspeed` for large models.
     """
 
     model: str = "gsa-tiny"

@@ -99,6 +99,10 @@ class TrainSettings:
     """Steps between evaluations."""
     eval_rows: int | None = number(None, least=1)
     """Rows to evaluate on; all by default."""
+    sample_prompt: str = "The"
+    """Text whose likeliest continuation is shown at evaluations, and goes to the metrics."""
+    sample_tokens: int = number(40, least=0)
+    """Tokens of that continuation; 0 for none. Models that are spread over processes (fsdp, deepspeed) show none."""
     patience: int | None = number(None, least=1)
     """Evaluations without a better loss, after which the run stops early."""
     save_every: int = number(500, least=1)

@@ -78,7 +78,6 @@ def test_every_recipe_is_valid() -> None:
         ({"precision": "int8"}, "precision must be one of fp32, bf16, fp16"),
         ({"engine": "horse"}, "engine must be one of"),
         ({"zero_stage": 4}, "zero_stage must be 1, 2 or 3"),
-        ({"patience": 2, "eval_data": None}, "patience needs eval_data"),
         ({"model_options": "num_slots"}, "model_options must be"),
     ],
 )

@@ -30,7 +30,7 @@ class TrainSettings:
     data: str | None = None
     """Folder of tokens to learn from, as `gsa data prepare` writes it."""
     eval_data: str | None = None
-    """Folder of tokens to evaluate on."""
+    """Folder of tokens to evaluate on; by default what `gsa data prepare --holdout` kept from `data`, if it did."""
     tokenizer: str | None = None
     """If given: the tokenizer that the tokens must have been prepared with."""
     out: str | None = None
@@ -138,8 +138,6 @@ class TrainSettings:
             raise GSAError(f"train: zero_stage must be 1, 2 or 3, got {self.zero_stage}")
         if self.ema is not None and self.engine == "deepspeed":
             raise GSAError("train: ema does not go with engine deepspeed, which hides its weights; choose ddp or fsdp")
-        if self.patience is not None and self.eval_data is None:
-            raise GSAError("train: patience needs eval_data")
 
 
 # Functions, not methods: on the command line a method would be a command.

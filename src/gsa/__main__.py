@@ -10,7 +10,8 @@ def start() -> None:
 
         main()
     except KeyboardInterrupt:
-        print("\ngsa: stopped", file=sys.stderr)
+        if sys.stderr is not None:
+            print("\ngsa: stopped", file=sys.stderr)
         raise SystemExit(130) from None
 
 

@@ -35,6 +35,7 @@ CHEAP = {
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("gsa.bench.accuracy.measure", lambda: {"none": {"outputs": 1e-7, "gradients": 1e-7}})
+    monkeypatch.setattr("gsa.models.presets", lambda: ["gsa-tiny"])
     Path("text.txt").write_text("It was the best of times.\n")
 
 

@@ -146,7 +146,7 @@ def test_the_tree_is_complete() -> None:
     listed = listed_paths(ROOT / "docs/tree.md")
     files = {
         path.relative_to(ROOT).as_posix()
-        for folder in ("src", "csrc", "recipes", "docs")
+        for folder in ("src", "csrc", "docs")
         for path in (ROOT / folder).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts and path.name != "__init__.py"
     }

@@ -107,7 +107,7 @@ def test_a_worker_says_that_it_lacks_memory() -> None:
 
 
 def test_the_command_ends_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(cli, "_run", lambda args: gpu_is_full())
+    monkeypatch.setattr(cli, "run", lambda args: gpu_is_full())
     with pytest.raises(SystemExit) as ended:
         cli.main(["doctor"])
     assert ended.value.code == 2

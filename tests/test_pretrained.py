@@ -13,6 +13,7 @@ import gsa.pretrained
 from gsa.data.tokenizer import load_tokenizer
 from gsa.errors import GSAError
 from gsa.models.checkpoint import load_model
+from gsa.recipes import recipe
 
 FOLDER = gsa.pretrained.folder("gsa-tiny")
 TEXT = (Path(__file__).parent / "material" / "alice.txt").read_text()[5000:15000]
@@ -53,11 +54,11 @@ def test_the_card_says_what_the_log_says() -> None:
         key=lambda line: line["eval_loss"],
     )
     assert f"| bits per byte | {best['eval_bits_per_byte']:.4f} |" in card
-    for word in ("public domain", "gsa train --config recipes/gsa-tiny.yaml", "xfmr-tiny", "gla-tiny", "license: "):
+    for word in ("public domain", "gsa train --recipe gsa-tiny", "xfmr-tiny", "gla-tiny", "license: "):
         assert word in card
     table = re.findall(r"^\| `(\w+)-tiny` \|.*\| ([\d.]+) \|$", card, re.MULTILINE)
     assert {name for name, _ in table} == {"gsa", "gla", "xfmr"}
 
 
 def test_the_recipe_is_the_one_in_recipes() -> None:
-    assert (FOLDER / "recipe.yaml").read_text() == (ROOT / "recipes" / "gsa-tiny.yaml").read_text()
+    assert (FOLDER / "recipe.yaml").read_text() == recipe("gsa-tiny").read_text()

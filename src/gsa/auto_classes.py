@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from functools import cache
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -43,8 +42,11 @@ def register_models() -> None:
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[GSAConfig.model_type] = GSAForCausalLM.__name__
 
 
-class _Watcher(MetaPathFinder):
-    """Waits for the Auto classes of configs to be imported."""
+class _Watcher:
+    """Waits for the Auto classes of configs to be imported.
+
+    Without the base classes of `importlib.abc`, whose import would take as long as all else of `import gsa`.
+    """
 
     def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
         if name != _AUTO:
@@ -52,12 +54,13 @@ class _Watcher(MetaPathFinder):
         for finder in sys.meta_path:
             spec = finder.find_spec(name, path, target) if finder is not self else None
             if spec is not None and spec.loader is not None:
-                spec.loader = _Registering(spec.loader, self)
+                registering: Any = _Registering(spec.loader, self)
+                spec.loader = registering
                 return spec
         return None
 
 
-class _Registering(Loader):
+class _Registering:
     """A module's own loader, with the registration behind it."""
 
     def __init__(self, loader: Any, watcher: _Watcher):

@@ -170,7 +170,7 @@ def test_ctrl_c_stops_a_reply_and_nothing_else(
 ) -> None:
     interrupt(monkeypatch, signal.SIGINT)
     code, out, err = run(capsys, monkeypatch, folder, "Who?\n/reset\nWho?\n", *OPTIONS)
-    assert (code, err) == (0, "gsa: the conversation begins anew\n")
+    assert (code, err) == (0, "gsa: stopped\ngsa: the conversation begins anew\n")
     whole = replies(folder, "Who?")[0]
     first = out.removesuffix(f"\n{whole}\n")
     assert len(first) < len(whole)
@@ -220,3 +220,14 @@ def test_mistakes_end_with_a_sentence(
     assert code == 2
     assert message in err
     assert "Traceback" not in err
+
+
+def test_a_long_line_shows_how_far_it_is_read(
+    capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("gsa.cli.reading.WORTH_SHOWING", 600)
+    code, _, err = run(capsys, monkeypatch, folder, "a long question " * 200 + "\n", *OPTIONS)
+    assert (code, "tokens/s" in err) == (0, True)
+    assert run(capsys, monkeypatch, folder, "Who?\n", *OPTIONS)[2] == ""  # not worth a bar

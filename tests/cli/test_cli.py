@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gsa import __version__
+from gsa import __version__, presets
 from gsa.cli import main
 from gsa.cli.verbs import GSA, Group, Verb, load
 from gsa.errors import GSAError
@@ -29,7 +29,7 @@ def run(capsys: pytest.CaptureFixture, *args: str) -> tuple[int, str, str]:
         (("--help",), ["demo", "bench", "Sequence models with slot memory."]),
         (("demo", "--help"), ["reads a book into a state", "--out"]),
         (("models", "--help"), ["Lists the presets", "--json"]),
-        (("import", "--help"), ["flash-linear-attention", "path", "out"]),
+        (("import", "--help"), ["flash-linear-attention", "PATH", "OUT"]),
         (("bench", "--help"), ["ops", "linear", "train"]),
         (("bench", "train", "--help"), ["--lengths", "--mixers", "--rounds", "with commas between"]),
         (
@@ -56,7 +56,7 @@ def test_summaries_are_the_first_sentences_of_docstrings() -> None:
         assert verb.summary == " ".join(first.split()), verb.target
 
 
-@pytest.mark.parametrize("args", [[], ["--help"], ["--version"], ["bench", "--help"], ["bnech"]])
+@pytest.mark.parametrize("args", [[], ["--help"], ["help"], ["--version"], ["help", "bench"], ["bnech"]])
 def test_help_imports_nothing_heavy(args: list[str]) -> None:
     """Neither the parser nor any verb; the command is there in a fraction of a second."""
     script = f"""
@@ -90,16 +90,16 @@ def test_version(capsys: pytest.CaptureFixture) -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("fly",), "gsa: there is no 'fly'; expected one of demo, doctor"),
-        (("exprot",), "gsa: there is no 'exprot'; did you mean 'export'? expected one of demo"),
+        (("fly",), "gsa: there is no 'fly'; expected one of help, demo, doctor"),
+        (("exprot",), "gsa: there is no 'exprot'; did you mean 'export'? expected one of help, demo"),
         (("bench",), "gsa: bench: expected one of ops, traffic"),
         (("bench", "dcode"), "gsa: bench: there is no 'dcode'; did you mean 'decode'? expected one of ops"),
-        (("import", "nowhere"), "out"),
+        (("import", "nowhere"), "gsa import: OUT is missing"),
         (("import", "nowhere", "out"), "gsa: import: nowhere is not a folder"),
         (("bench", "train", "--mixers", "gza"), "gsa: bench: unknown mixer 'gza'"),
         (("bench", "train", "--lengths", "short"), "gsa: bench: lengths must be whole numbers"),
-        (("bench", "ops", "--thread", "2"), "--thread"),
-        (("bench", "ops", "--threads", "two"), "two"),
+        (("bench", "ops", "--thread", "2"), "gsa bench ops: there is no --thread; did you mean --threads?"),
+        (("bench", "ops", "--threads", "two"), "gsa bench ops: --threads must be a whole number, got 'two'"),
         (("bench", "ops", "--threads", "0"), "gsa: bench: threads must be at least 1, got 0"),
         (("bench", "ops", "--threads", "9999"), "gsa: bench: threads must be at most 1024, got 9999"),
         (("bench", "accuracy", "--json", "--markdown"), "gsa: bench: json and markdown exclude each other"),
@@ -161,3 +161,16 @@ gsa.cli.main()
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     expected = {130: "\ngsa: stopped\n", 2: "gsa: no\n", 3: ""}[code]
     assert (done.returncode, done.stderr) == (code, expected)
+
+
+def test_models_says_which_have_weights_in_80_columns(
+    capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    main(["models"])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert [line.split()[0] for line in lines if " here " in line] == ["gsa-tiny"]
+    for name in presets():
+        assert sum(line.split()[:1] == [name] and line.startswith(" ") for line in lines) == 1  # none is wrapped
+    assert lines[-1] == "gsa-tiny has weights in the package; the others are configurations to train."

@@ -104,7 +104,7 @@ def test_options_arrive(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("data", "prepare", "--tokenizer", "bytes", "--out", "x"), "sources"),
+        (("data", "prepare", "--tokenizer", "bytes", "--out", "x"), "SOURCE is missing"),
         (("data", "prepare", "nowhere.txt", "--tokenizer", "bytes", "--out", "x"), "nowhere.txt"),
         (("data", "prepare", str(ALICE), "--out", "x"), "tokenizer"),
         (("data", "prepare", str(ALICE), "--tokenizer", "nowhere/at/all", "--out", "x"), "nowhere/at/all"),

@@ -26,8 +26,8 @@ def test_help(capsys: pytest.CaptureFixture) -> None:
     assert code == 0
     for told in (
         "Continues a text",
-        "[prompt]",
-        "-n MAX_TOKENS, --max-tokens MAX_TOKENS",
+        "[PROMPT]",
+        "-n N, --max-tokens N",
         "  --stop STOP  ",
         "may be given several times",
     ):
@@ -177,9 +177,9 @@ def test_a_run_is_its_newest_whole_checkpoint(capsys: pytest.CaptureFixture, tmp
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ((), "there is no text to continue"),
+        (("",), "there is no text to continue"),
         (("--file", "nowhere.txt"), "nowhere.txt cannot be read: No such file"),
-        (("--file", "latin.txt"), "latin.txt is not UTF-8 at byte 2"),
+        (("--file", "latin.txt", "--strict"), "latin.txt is not UTF-8 at byte 2"),
         (("a", "--model", "nowhere"), "there is no folder nowhere"),
         (("a", "--weights", "int3"), "int3"),
         (("a", "--threads", "0"), "threads must be at least 1, got 0"),
@@ -204,6 +204,7 @@ def test_mistakes_end_with_a_sentence(
     capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, args: tuple[str, ...], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO()))  # empty
     Path("latin.txt").write_bytes(b"na\xefve")
     code, out, err = run(capsys, *args)
     assert (code, out) == (2, "")

@@ -111,7 +111,7 @@ def test_what_the_output_cannot_encode_is_spelt(monkeypatch: pytest.MonkeyPatch)
 def test_a_long_prompt_shows_how_far_it_is_read(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr("gsa.cli.console.WORTH_SHOWING", 600)
+    monkeypatch.setattr("gsa.cli.reading.WORTH_SHOWING", 600)
     code, _, err = run(capsys, "the whale " * 600, "-n", "2")
     assert code == 0
     assert "tokens/s" in err

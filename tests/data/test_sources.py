@@ -14,6 +14,7 @@ import pytest
 from gsa.data import portions, sources
 from gsa.data.documents import Findings, texts
 from gsa.data.portions import Portion, Position, read_portions
+from gsa.data.prepare import prepare
 from gsa.data.sources import plan
 from gsa.errors import GSAError
 from tests.data.cases import PACK, documents, jsonl, parquet, text
@@ -417,3 +418,27 @@ def test_a_dataset_of_the_hub_is_read_at_the_commit_that_was_planned(monkeypatch
     ):
         list(read_portions(inputs, "text"))
     assert asked == [(("some/name", "small"), "abc")] * 2
+
+
+def test_a_folder_is_the_same_with_a_slash_behind_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("books").mkdir()
+    Path("books/a.txt").write_text("a text\n")
+    first = prepare(["books/"], "bytes", "out", processes=1, progress=False)
+    assert [source["name"] for source in first.sources] == ["books"]
+    for name in ("books", "./books", "books//"):
+        assert prepare([name], "bytes", "out", processes=1, progress=False) == first
+    Path("other").mkdir()
+    Path("other/a.txt").write_text("a text\n")
+    with pytest.raises(GSAError, match=r"sources \(books, now other\)"):
+        prepare(["other"], "bytes", "out", processes=1, progress=False)
+
+
+def test_a_preparation_that_was_recorded_with_a_slash_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("books").mkdir()
+    Path("books/a.txt").write_text("a text\n")
+    prepare(["books"], "bytes", "out", processes=1, progress=False)
+    manifest = Path("out/manifest.json")
+    manifest.write_text(manifest.read_text().replace('"books"', '"books/"'))
+    prepare(["books"], "bytes", "out", processes=1, progress=False)

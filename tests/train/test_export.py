@@ -92,7 +92,7 @@ def test_what_is_exported_loads_everywhere(run: Path, tmp_path: Path, capsys: py
     out = tmp_path / "new" / "model"
     export(str(run), str(out))
     count = f"{load_model(out).num_parameters:,}"
-    assert f"step 3: {count} parameters, float32 ->" in capsys.readouterr().out
+    assert f"step 3: {count} parameters, fp32 ->" in capsys.readouterr().out
     assert {path.name for path in out.iterdir()} == {
         *("README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
     }
@@ -112,12 +112,12 @@ def test_which_checkpoint_and_which_weights(run: Path, tmp_path: Path) -> None:
     assert holds(tmp_path / "second", weights(2))
     export(str(run), str(tmp_path / "average"), ema=True)
     assert holds(tmp_path / "average", weights(103))
-    assert re.search(r"\| float32, [0-9.]+ KB, moving average \|", (tmp_path / "average" / "README.md").read_text())
+    assert re.search(r"\| fp32, [0-9.]+ KB, moving average \|", (tmp_path / "average" / "README.md").read_text())
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_dtypes(run: Path, tmp_path: Path, dtype: str) -> None:
-    export(str(run), str(tmp_path / "out"), dtype=dtype)
+@pytest.mark.parametrize(("name", "dtype"), [("fp32", "float32"), ("bf16", "bfloat16"), ("fp16", "float16")])
+def test_dtypes(run: Path, tmp_path: Path, name: str, dtype: str) -> None:
+    export(str(run), str(tmp_path / "out"), dtype=name)
     loaded = load_model(tmp_path / "out")
     assert {str(x.dtype) for x in loaded.parameters()} == {f"torch.{dtype}"}
     assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == dtype
@@ -147,7 +147,7 @@ def test_json(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     told = json.loads(capsys.readouterr().out)
     assert told["step"] == 3
     assert told["parameters"] == load_model(tmp_path / "out").num_parameters
-    assert told["dtype"] == "float32"
+    assert told["dtype"] == "fp32"
     assert told["checkpoint"].endswith("step-00000003")
     assert set(told["files"]) == {path.name for path in (tmp_path / "out").iterdir()}
 
@@ -179,7 +179,7 @@ def test_mistakes_are_said_before_anything_is_written(run: Path, tmp_path: Path)
         ((one, "out"), {"best": True}, "--best chooses among those of a run's folder"),
         ((tmp_path / "plain", "out"), {"best": True}, "the run has not evaluated any"),
         ((plain, "out"), {"ema": True}, "has no moving average"),
-        ((run, "out"), {"dtype": "int8"}, "dtype must be one of float32, bfloat16, float16, got 'int8'"),
+        ((run, "out"), {"dtype": "int8"}, "dtype must be one of fp32, bf16, fp16, got 'int8'"),
         ((run, "full"), {}, "is there already; expected a new or empty folder"),
         ((run, "full/file"), {}, "is there already; expected a new or empty folder"),
         ((run, "full/file/out"), {}, "export: cannot write"),
@@ -200,9 +200,9 @@ def test_a_best_checkpoint_that_is_gone(tmp_path: Path) -> None:
 def test_weights_that_a_dtype_cannot_hold(tmp_path: Path) -> None:
     large = {**weights(1), "model.norm.weight": torch.full((16,), 1e6)}
     save_checkpoint(tmp_path / "run", 1, CONFIG, {"model": large}, {})
-    with pytest.raises(GSAError, match=r"tensor model\.norm\.weight is not finite in float16"):
-        export(str(tmp_path / "run"), str(tmp_path / "out"), dtype="float16")
-    export(str(tmp_path / "run"), str(tmp_path / "out"), dtype="bfloat16")
+    with pytest.raises(GSAError, match=r"tensor model\.norm\.weight is not finite in fp16"):
+        export(str(tmp_path / "run"), str(tmp_path / "out"), dtype="fp16")
+    export(str(tmp_path / "run"), str(tmp_path / "out"), dtype="bf16")
 
 
 @pytest.mark.parametrize("end", [257, -1, "2", True])
@@ -305,7 +305,7 @@ def test_the_card_leaves_out_what_is_not_known(tmp_path: Path, state: dict) -> N
 
 
 @pytest.mark.parametrize("with_tokenizer", [True, False])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_the_code_in_the_card_runs(
     tmp_path: Path,
     tokenizer: Path,

@@ -164,6 +164,8 @@ def test_a_model_of_the_hub_that_is_not_ours(hub: Path) -> None:
             "model 'owner/name' was not found: there is no folder owner/name, the package has gsa-tiny, and it could "
             "not be fetched from the Hugging Face Hub: no way there",
         ),
+        ("gsa-tinny", r"named owner/name; did you mean gsa-tiny\?$"),
+        ("gsa-small", "gsa-small is a preset without weights, which `gsa train --model gsa-small` can train$"),
         ("file", "model file is a file, expected the folder of a model"),
         ("empty", r"model empty is neither a model \(config.json\), nor a checkpoint .* nor a run \(checkpoints\)"),
     ],
@@ -177,3 +179,32 @@ def test_what_is_not_there_is_said_alike_by_all(
     for use in (find_model, Engine, TextEngine.load, gsa.load, LM.from_pretrained):
         with pytest.raises(GSAError, match=message):
             use(name)  # type: ignore[operator]
+
+
+def test_a_name_that_is_nearly_one_of_the_package_asks_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gsa.train.find._on_hub", lambda name: pytest.fail("the Hub was asked"))
+    with pytest.raises(GSAError, match="did you mean gsa-tiny"):
+        find_model("gsa-tinny")
+
+
+def test_offline_is_said_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(GSAError, match=r"which may not be asked: HF_HUB_OFFLINE is set$"):
+        find_model("owner/name")
+
+
+def test_a_name_that_the_hub_does_not_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub.errors import RepositoryNotFoundError
+
+    class NotFound(RepositoryNotFoundError):
+        def __init__(self) -> None:
+            Exception.__init__(self, "401 Client Error. (Request ID: x)\n\nRepository Not Found")
+
+    def missing(url: str, timeout: float) -> None:
+        raise NotFound
+
+    monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", missing)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(GSAError, match=r"and the Hugging Face Hub has no model of that name that you may read$"):
+        find_model("owner/name")

@@ -6,6 +6,7 @@ import json
 import math
 import sys
 import types
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from rich.console import Console
 from gsa.errors import GSAError
 from gsa.train import progress as progress_module
 from gsa.train.metrics import Metrics
+from gsa.train.position import Position
 from gsa.train.progress import Progress, clock
 
 
@@ -268,7 +270,7 @@ def test_without_a_terminal_there_is_a_line_now_and_then(monkeypatch: pytest.Mon
     lines = told(console).splitlines()
     steps = [int(line.split()[1].split("/")[0]) for line in lines]
     assert steps == [1, 11, 21, 31, 34, 44, 54, 64, 74, 84, 94, 100]
-    expected = "step 44/100  0:00:56 left  loss 2.0000  12.3K tokens/s  42% of peak  lr 3.00e-04  norm 1.50"
+    expected = "step 44/100  0:00:56 left  smoothed loss 2.0000  12.3K tokens/s  42% of peak  lr 3.00e-04  norm 1.50"
     assert lines[5] == expected  # on one line, however narrow the console
     assert "eval loss 1.7500" in lines[4]
     assert "left" not in lines[-1]
@@ -286,16 +288,23 @@ def test_time_left_follows_recent_steps(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_shown_loss_is_smooth_and_survives_a_bad_step() -> None:
+    position = Position()
+    for loss, smoothed in ((2.0, 2.0), (math.nan, 2.0), (1.0, 1.9)):
+        position.note_loss(loss)
+        assert position.smoothed_loss == pytest.approx(smoothed)
     console = log()
     with Progress(3, 0, console=console) as progress:
         progress.update(1, **STEP)
-        progress.update(2, **{**STEP, "loss": math.nan, "skipped": 1}, eval_loss=1.0)
-        progress.update(3, **{**STEP, "loss": 1.0, "skipped": 1})
-    first, second, third = told(console).splitlines()
+        progress.update(2, **{**STEP, "skipped": 1}, eval_loss=1.0)
+    first, second = told(console).splitlines()
     assert "skipped" not in first
-    assert "loss 2.0000" in second
+    assert "smoothed loss 2.0000" in second
     assert "1 skipped" in second
-    assert "loss 1.9000" in third
+
+
+def test_a_checkpoint_without_a_smoothed_loss_is_read() -> None:
+    state = {name: value for name, value in asdict(Position(step=3)).items() if name != "smoothed_loss"}
+    assert Position.read(state) == Position(step=3)
 
 
 def test_a_terminal_has_a_live_bar_with_notes_above_it() -> None:
@@ -314,10 +323,10 @@ def test_a_terminal_has_a_live_bar_with_notes_above_it() -> None:
 
 def test_a_narrow_terminal_still_shows_step_time_and_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     Clock(monkeypatch)
-    console = Console(file=io.StringIO(), force_terminal=True, width=40, color_system=None, legacy_windows=False)
+    console = Console(file=io.StringIO(), force_terminal=True, width=44, color_system=None, legacy_windows=False)
     with Progress(200, 0, console=console) as progress:
         progress.update(50, **STEP)
-    assert "50/200  0:00:00 left  loss 2.0000" in told(console)
+    assert "50/200  0:00:00 left  smoothed loss 2.0000" in told(console)
 
 
 def test_other_ranks_are_silent(capfd: pytest.CaptureFixture[str]) -> None:
@@ -333,7 +342,7 @@ def test_progress_goes_to_stderr(capfd: pytest.CaptureFixture[str]) -> None:
         progress.update(10, **STEP)
     out, err = capfd.readouterr()
     assert out == ""
-    assert err.startswith("begin\nstep 10/10  loss 2.0000")
+    assert err.startswith("begin\nstep 10/10  smoothed loss 2.0000")
 
 
 def test_times_in_words() -> None:

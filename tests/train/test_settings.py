@@ -12,11 +12,12 @@ from gsa.data.prepare import prepare
 from gsa.data.tokenizer_train import train_tokenizer
 from gsa.errors import GSAError
 from gsa.models import preset
+from gsa.recipes import names, recipe
 from gsa.train.plan import make_plan
 from gsa.train.settings import TrainSettings, tokens_per_step, total_steps, warmup_steps
 from tests.train.runs import ALICE, options, prepared, run_settings
 
-RECIPES = Path(__file__).parent.parent.parent / "recipes"
+RECIPES = recipe("gsa-tiny").parent
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +78,6 @@ def test_every_recipe_is_valid() -> None:
         ({"precision": "int8"}, "precision must be one of fp32, bf16, fp16"),
         ({"engine": "horse"}, "engine must be one of"),
         ({"zero_stage": 4}, "zero_stage must be 1, 2 or 3"),
-        ({"patience": 2, "eval_data": None}, "patience needs eval_data"),
         ({"model_options": "num_slots"}, "model_options must be"),
     ],
 )
@@ -146,9 +146,9 @@ def command(capsys: pytest.CaptureFixture, *args: str) -> tuple[int, str, str]:
 def test_the_command_reads_a_recipe_and_options_win(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(yaml.safe_dump(options(folder, str(tmp_path / "run"))))
-    code, out, err = command(capsys, "--config", str(recipe), "--steps", "3", "--batch_size", "2", "--no-keep-best")
+    file = tmp_path / "recipe.yaml"
+    file.write_text(yaml.safe_dump(options(folder, str(tmp_path / "run"))))
+    code, out, err = command(capsys, "--steps", "3", "--config", str(file), "--batch_size", "2", "--no-keep-best")
     assert code == 0, err
     outcome = json.loads(out)
     assert outcome["begin"] == 0
@@ -159,9 +159,9 @@ def test_the_command_reads_a_recipe_and_options_win(
 def test_an_option_wins_over_a_recipes_other_way_to_say_it(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture, args: tuple[str, ...], steps: int
 ) -> None:
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(yaml.safe_dump(options(folder, str(tmp_path / "run"), warmup_steps=0)))
-    code, out, err = command(capsys, "--config", str(recipe), "--dry-run", *args)
+    file = tmp_path / "recipe.yaml"
+    file.write_text(yaml.safe_dump(options(folder, str(tmp_path / "run"), warmup_steps=0)))
+    code, out, err = command(capsys, "--config", str(file), "--dry-run", *args)
     assert code == 0, err
     assert json.loads(out)["steps"] == pytest.approx(steps, abs=2)
 
@@ -188,9 +188,9 @@ def test_mistakes_in_a_recipe_or_option(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture, text: str, args: tuple[str, ...], message: str
 ) -> None:
     given = {name: value for name, value in options(folder, str(tmp_path / "run")).items() if name not in text}
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(yaml.safe_dump(given) + text)
-    code, _, err = command(capsys, "--config", str(recipe), *args)
+    file = tmp_path / "recipe.yaml"
+    file.write_text(yaml.safe_dump(given) + text)
+    code, _, err = command(capsys, "--config", str(file), *args)
     assert code == 2
     assert message in err
     assert "Traceback" not in err
@@ -198,10 +198,10 @@ def test_mistakes_in_a_recipe_or_option(
 
 
 def test_the_settings_can_be_printed_as_a_recipe(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(yaml.safe_dump(options(folder, str(tmp_path / "run"))))
+    file = tmp_path / "recipe.yaml"
+    file.write_text(yaml.safe_dump(options(folder, str(tmp_path / "run"))))
     for option in ("--print_config", "--print-config"):
-        code, out, err = command(capsys, "--config", str(recipe), "--lr", "0.5", option)
+        code, out, err = command(capsys, "--config", str(file), "--lr", "0.5", option)
         assert code == 0, err
         assert TrainSettings(**yaml.safe_load(out)).lr == 0.5
 
@@ -213,12 +213,35 @@ def test_a_missing_recipe_is_said(capsys: pytest.CaptureFixture) -> None:
 
 
 def test_a_dry_run_tells_and_starts_nothing(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(yaml.safe_dump(options(folder, str(tmp_path / "run"), json=False)))
-    code, out, err = command(capsys, "--config", str(recipe), "--dry-run")
+    file = tmp_path / "recipe.yaml"
+    file.write_text(yaml.safe_dump(options(folder, str(tmp_path / "run"), json=False)))
+    code, out, err = command(capsys, "--config", str(file), "--dry-run")
     assert code == 0, err
     for word in ("parameters", "memory", "tokens", "12 steps", "time"):
         assert word in out
     assert not (tmp_path / "run").exists()
-    code, out, _ = command(capsys, "--config", str(recipe), "--dry-run", "--json")
+    code, out, _ = command(capsys, "--config", str(file), "--dry-run", "--json")
     assert json.loads(out)["steps"] == 12
+
+
+def test_a_recipe_of_the_package_by_name(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """Options win over it, wherever they stand."""
+    given = ("--steps", "3", "--batch-size", "4", "--recipe", "gsa-tiny", "--print-config")
+    code, out, err = command(capsys, *given)
+    assert (code, err) == (0, "")
+    found, written = yaml.safe_load(out), yaml.safe_load(recipe("gsa-tiny").read_text())
+    assert (found["steps"], found["epochs"], found["batch_size"]) == (3, None, 4)
+    for name in ("lr", "precision", "data", "length"):
+        assert found[name] == written[name]
+    assert command(capsys, "--recipe=340m-10b", "--print-config")[1].startswith("model: gsa-340m")
+
+
+def test_recipes_are_listed(capsys: pytest.CaptureFixture) -> None:
+    assert names() == ["1.3b-100b", "2.7b-100b", "340m-10b", "finetune-7b", "gsa-tiny"]
+    assert command(capsys, "--recipe", "gsa-tinny")[2] == (
+        "gsa: train: there is no recipe 'gsa-tinny'; did you mean gsa-tiny? expected one of 1.3b-100b, 2.7b-100b, "
+        "340m-10b, finetune-7b, gsa-tiny; a file of your own goes behind --config\n"
+    )
+    assert "gsa train: --recipe needs a value" in command(capsys, "--recipe")[2]
+    for name in names():
+        assert name in command(capsys, "--help")[1]

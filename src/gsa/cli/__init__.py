@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 
-from gsa.cli.console import tell
+from gsa.cli.console import tell, watched_output
 from gsa.errors import GSAError, memory_errors
 
 
@@ -13,8 +13,8 @@ def main(args: list[str] | None = None) -> None:
     """Runs the command line; errors a user can cause end in one line and exit code 2, Ctrl-C in 130."""
     try:
         try:
-            with memory_errors("command"):
-                _run(sys.argv[1:] if args is None else args)
+            with watched_output(), memory_errors("command"):
+                run(sys.argv[1:] if args is None else args)
         finally:
             if args is None:  # the process ends here, and another Ctrl-C would only disturb that
                 signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -26,11 +26,14 @@ def main(args: list[str] | None = None) -> None:
         raise SystemExit(2) from None
 
 
-def _run(args: list[str]) -> None:
+def run(args: list[str]) -> None:
     """Does what the arguments ask for. The parser and the verb are imported last: help and version need neither."""
     from gsa.cli.verbs import Group, find, help_of, load
 
     path, entry = find(args)
+    if path == ["help"]:  # at once, without the parser
+        load(entry)(args[1:])
+        return
     given, command = args[len(path) :], " ".join(["gsa", *path])
     if isinstance(entry, Group):
         if not path and given[:1] == ["--version"]:
@@ -46,17 +49,17 @@ def _run(args: list[str]) -> None:
 
     from jsonargparse import auto_cli, set_parsing_settings
 
-    from gsa.cli.parser import Parser, dashed
+    from gsa.cli.parser import Parser, dashed, files_first
 
     # Help texts are the docstrings of fields; and a file of settings makes no objects.
     set_parsing_settings(docstring_parse_attribute_docstrings=True, instantiate_subclass_spec_in_any=False)
-    given = dashed(given)
+    given = files_first(dashed(given))
     if path == ["train"]:
-        from gsa.cli.train import options_win
+        from gsa.cli.train import options_win, with_recipe
 
-        given = options_win(given)
+        given = options_win(with_recipe(given))
     settings = auto_cli(load(entry), args=given, prog=command, parser_class=Parser, allow_abbrev=False)
     if settings is not None:  # of `train`, which is no function; the others have done what they do
-        from gsa.cli.train import run
+        from gsa.cli.train import run as train
 
-        run(settings)
+        train(settings)

@@ -127,17 +127,20 @@ def _reply(conversation: Chat, line: str, output: Output) -> None:
     """Streams a reply; ends all if the process is told to end."""
     import signal
 
+    from gsa.cli.reading import with_reading_bar
     from gsa.train.stop import StopWish
 
     begun = False
     with StopWish(quiet=True) as wish:
         try:
-            for piece in conversation.reply(line):
+            for piece in with_reading_bar(conversation.reply(line), lambda: conversation.prompt_tokens):
                 begun = True
                 output.write(piece.text)
                 if wish.signal is not None or output.closed:
                     conversation.cancel()
         finally:
             output.write("\n" if begun else "")
+            if wish.signal is not None:
+                tell("stopped")
             if wish.signal == signal.SIGTERM:
                 raise SystemExit(128 + wish.signal)

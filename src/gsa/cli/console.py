@@ -6,17 +6,15 @@ import errno
 import os
 import re
 import sys
-import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, TextIO
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TextIO, cast
 
 if TYPE_CHECKING:
     from gsa.infer.text import TextEngine
 
 Weights = Literal["auto", "fp32", "bf16", "int8", "int4"]
-WORTH_SHOWING = 4096  # tokens; fewer are read before anyone would look
 CLOSED_PIPE = 141  # the exit code of what SIGPIPE ends
 # All that moves the cursor, changes the screen or turns the direction of writing, except line ends and tabs.
 _CONTROL = re.compile("\r(?!\n)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -31,8 +29,12 @@ def open_model(model: str, weights: str, threads: int | None = None) -> TextEngi
     return TextEngine.load(model, weights, say=tell)
 
 
-def read_text(path: str) -> str:
-    """The text of a file, or of standard input if it is `-`; it has to be UTF-8."""
+def read_text(path: str, *, strict: bool = False) -> str:
+    """The text of a file, or of standard input if it is `-`.
+
+    What is not UTF-8 is replaced, and told; if strict, it is refused.
+    """
+    from gsa.data.utf8 import decode
     from gsa.errors import GSAError
 
     name = "standard input" if path == "-" else path
@@ -44,7 +46,16 @@ def read_text(path: str) -> str:
         content = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
     except OSError as error:
         raise GSAError(f"{name} cannot be read: {error.strerror}") from None
-    return decoded(content, name)
+    if strict:
+        return decoded(content, name)
+    found = decode(content)
+    if found.first is not None:
+        line = content.count(b"\n", 0, found.first) + 1
+        tell(
+            f"{name}: replaced {found.replaced:,} bytes that are not UTF-8, the first at byte {found.first} "
+            f"in line {line}"
+        )
+    return found.text
 
 
 def decoded(content: bytes, name: str) -> str:
@@ -95,11 +106,11 @@ def is_terminal(stream: TextIO | None) -> bool:
     return stream is not None and stream.isatty()
 
 
-def tell(text: object, begin: str = "") -> None:
-    """Says something on standard error; where it is closed or full, nobody wants to know."""
+def tell(text: object, begin: str = "", name: str = "gsa") -> None:
+    """Says something on standard error, in the name of a command; where it is closed or full, nobody wants to know."""
     if sys.stderr is None:
         return
-    line = f"{begin}gsa: {text}"
+    line = begin + (f"{name}: " if name else "") + str(text)
     with suppress(OSError):
         print(shown(line) if is_terminal(sys.stderr) else line, file=sys.stderr, flush=True)
 
@@ -117,11 +128,18 @@ class Output:
         """Whether a text could not be written."""
         return self._failure is not None
 
-    def write(self, text: str) -> None:
-        """Shows a piece of text at once."""
+    @property
+    def terminal(self) -> bool:
+        """Whether someone reads it as it comes."""
+        return self._terminal
+
+    def write(self, text: str, *, dim: bool = False) -> None:
+        """Shows a piece of text at once; `dim` where a terminal can."""
         if self.closed or not text:
             return
         text = self._for_terminal(text) if self._terminal else text
+        if dim and self._terminal and os.environ.get("TERM") != "dumb" and not os.environ.get("NO_COLOR"):
+            text = f"\x1b[2m{text}\x1b[22m"
         try:
             if sys.stdout is None:
                 raise OSError(errno.EBADF, "it is closed")
@@ -135,12 +153,8 @@ class Output:
 
     def end(self) -> None:
         """Raises what a command ends with if not all could be written: in silence if nobody reads any more."""
-        from gsa.errors import GSAError
-
-        if isinstance(self._failure, BrokenPipeError):
-            raise SystemExit(CLOSED_PIPE)
         if self._failure is not None:
-            raise GSAError(f"standard output cannot be written: {self._failure.strerror}")
+            _end_with(self._failure)
 
     def _for_terminal(self, text: str) -> str:
         """What can be shown so far: a return at the end waits, since it may be the first half of a line end."""
@@ -151,50 +165,76 @@ class Output:
 
 def _lead_nowhere(stream: TextIO) -> None:
     """Throws away what is left in a buffer, which would raise once more when the interpreter ends."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, stream.fileno())
-    os.close(nowhere)
+    with suppress(OSError):  # it is closed, and has no buffer
+        place = stream.fileno()
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, place)
+        os.close(nowhere)
 
 
-class ReadingBar:
-    """A bar on the terminal while a long text is read; nothing elsewhere, or where it would only flash."""
+class _Watched:
+    """Standard output that remembers whether it could be written; one that was closed cannot."""
 
-    def __init__(self, total: int) -> None:
-        self._total = total
-        self._bar: Any = None
-        self._began = time.monotonic()
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = stream
+        self.encoding = "utf-8" if stream is None else stream.encoding
+        self.failure: OSError | None = None
 
-    def __enter__(self) -> ReadingBar:
-        if self._total >= WORTH_SHOWING and is_terminal(sys.stderr):
-            from rich import progress
-            from rich.console import Console
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
-            self._bar = progress.Progress(
-                progress.TextColumn("reading"),
-                progress.BarColumn(),
-                progress.TextColumn("{task.completed:,.0f}/{task.total:,.0f} tokens"),
-                progress.TextColumn("{task.fields[rate]}"),
-                progress.TimeRemainingColumn(),
-                console=Console(stderr=True),
-                transient=True,
-            )
-            self._task = self._bar.add_task("reading", total=self._total, rate="")
-            self._bar.start()
-        return self
+    def write(self, text: str) -> int:
+        with self._remembered():
+            if self._stream is None:
+                raise OSError(errno.EBADF, "it is closed")
+            return self._stream.write(text)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
+    def flush(self) -> None:
+        with self._remembered():
+            if self._stream is not None:
+                self._stream.flush()
 
-    def update(self, tokens: int) -> None:
-        """So many tokens have been read in all."""
-        if self._bar is not None:
-            rate = tokens / (time.monotonic() - self._began)
-            self._bar.update(self._task, completed=tokens, rate=f"{rate:,.0f} tokens/s")
+    def isatty(self) -> bool:
+        return is_terminal(self._stream)
 
-    def stop(self) -> None:
-        """Takes the bar away."""
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
+    def fileno(self) -> int:
+        if self._stream is None:
+            raise OSError(errno.EBADF, "it is closed")
+        return self._stream.fileno()
+
+    @contextmanager
+    def _remembered(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.failure = self.failure or error
+            raise
+
+
+@contextmanager
+def watched_output() -> Iterator[None]:
+    """While entered, print as you like: what cannot be written ends the command as `Output.end` does."""
+    before, watched = sys.stdout, _Watched(sys.stdout)
+    sys.stdout = cast(TextIO, watched)
+    try:
+        yield
+        watched.flush()
+    except BaseException as error:
+        with suppress(OSError):
+            watched.flush()
+        if watched.failure is not None:
+            _lead_nowhere(sys.stdout)
+            if error is watched.failure or isinstance(error, SystemExit):
+                _end_with(watched.failure)
+        raise
+    finally:
+        sys.stdout = before
+
+
+def _end_with(failure: OSError) -> NoReturn:
+    """Raises what a command ends with if its output cannot be written: in silence if nobody reads any more."""
+    from gsa.errors import GSAError
+
+    if isinstance(failure, BrokenPipeError):
+        raise SystemExit(CLOSED_PIPE) from None
+    raise GSAError(f"standard output cannot be written: {failure.strerror}") from None

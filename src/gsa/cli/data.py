@@ -16,6 +16,7 @@ def prepare(
     field: str = "text",
     exclude: str = "",
     max_tokens: int | None = None,
+    holdout: str | None = None,
     processes: int | None = None,
     shard_tokens: int = 2**27,
     strict: bool = False,
@@ -39,6 +40,8 @@ def prepare(
             are compared with names, and with paths below the source or as given. Each has to fit a file.
         max_tokens: Tokens after which it ends, a little later: with the portion of about a megabyte in which they are
             reached; all by default.
+        holdout: Documents to keep from training and evaluate on: a share as in 1%, or a number as in 5. They are the
+            same each time, and go to the folder `heldout` within, which `gsa train` finds by itself.
         processes: How many processes encode; all cores by default.
         shard_tokens: Tokens in a shard; at least 65536.
         strict: End at the first row that cannot be read, or byte that is not UTF-8, and say where it is.
@@ -59,6 +62,7 @@ def prepare(
         exclude=_patterns(exclude),
         max_tokens=max_tokens,
         strict=strict,
+        holdout=holdout,
     )
     if json:
         print(json_module.dumps(_summary(manifest, out), indent=2))

@@ -13,7 +13,7 @@ def export(
     out: str,
     best: bool = False,
     ema: bool = False,
-    dtype: Literal["float32", "bfloat16", "float16"] | None = None,
+    dtype: Literal["fp32", "bf16", "fp16"] | None = None,
     licence: str | None = None,
     json: bool = False,
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_module
 import secrets
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,7 +14,10 @@ from gsa.cli.console import Weights
 from gsa.sampling import DEFAULT
 
 if TYPE_CHECKING:
+    from gsa.cli.console import Output
     from gsa.infer.text import Piece, TextEngine, Writing
+
+ECHOED = 1000  # characters of a prompt that a terminal shows
 
 
 def generate(
@@ -34,18 +38,21 @@ def generate(
     state: str | None = None,
     save_state: str | None = None,
     threads: int | None = None,
-    echo: bool = False,
+    echo: bool | None = None,
+    strict: bool = False,
     json: bool = False,
     stats: bool = False,
 ) -> None:
     """Continues a text, and prints the continuation as it is made.
 
-    The prompt is not repeated. The text ends after so many tokens, where the model ends it, before a stop string, or
-    with Ctrl-C, and then a line end is printed. Everything else goes to standard error. On a terminal, control
-    characters are spelt out.
+    A prompt that was not given, and neither --file nor --state, is read from standard input, unless that is a terminal.
+    On a terminal the end of the prompt is shown in front of the text, elsewhere nothing of it. The text ends after so
+    many tokens, where the model ends it, before a stop string, or with Ctrl-C, and then a line end is printed.
+    Everything else goes to standard error. On a terminal, control characters are spelt out.
 
     Args:
-        prompt: The text to continue. It may be left out with --file or --state. One that begins with - goes behind --.
+        prompt: The text to continue. It may be left out with --file or --state, or come from standard input. One that
+            begins with - goes behind --.
         file: File with the text to continue, - for standard input; a prompt comes behind it.
         model: gsa-tiny, a folder of a model with its tokenizer, a run, whose newest whole checkpoint is taken, or a
             name of the Hugging Face Hub (owner/name).
@@ -62,11 +69,12 @@ def generate(
         state: Go on from a state that was saved, instead of from nothing; the prompt goes on where it ended.
         save_state: File to save the state behind the last token in.
         threads: Threads of torch; its own choice by default.
-        echo: Print the prompt in front of the text.
+        echo: Print the whole prompt in front of the text; by default its end, if the output is a terminal.
+        strict: Refuse a file with bytes that are not UTF-8, instead of replacing and counting them.
         json: Print one JSON object at the end instead of text.
         stats: Tell speed, time to the first token and bytes on standard error.
     """
-    from gsa.cli.console import Output, check_place, check_typed, open_model, read_text
+    from gsa.cli.console import Output, check_place, check_typed, open_model, read_text, tell
     from gsa.errors import GSAError
     from gsa.infer import Sampling, State
     from gsa.train.stop import StopWish
@@ -88,17 +96,21 @@ def generate(
     check_typed(prompt, "the prompt")
     for typed in stop or ():
         check_typed(typed, "a stop string")
-    text = ("" if file is None else read_text(file)) + prompt
+    if file is None and not prompt and state is None and sys.stdin is not None and not sys.stdin.isatty():
+        file = "-"
+    text = ("" if file is None else read_text(file, strict=strict)) + prompt
     if not text and state is None:
-        raise GSAError("generate: there is no text to continue; give a prompt, --file or --state")
+        raise GSAError(
+            "generate: there is no text to continue; give a prompt, --file, --state, or text on standard input"
+        )
     engine = open_model(model, weights, threads)
     start = None if state is None else State.load(state, engine.engine.model)
     output = Output()
     with StopWish(quiet=True) as wish:
         course = Course()
         writing = engine.stream(text, sampling, stop=stop or [], state=start, keep_state=save_state is not None)
-        if echo and not json:
-            output.write(text)
+        if not json:
+            _echo(output, text, echo)
         for piece in course.follow(writing):
             if not json:
                 output.write(piece.text)
@@ -112,8 +124,17 @@ def generate(
         if save_state is not None:  # last, for it may fail
             _save(writing, save_state)
     if wish.signal is not None:
+        tell("stopped")
         raise SystemExit(128 + wish.signal)
     output.end()
+
+
+def _echo(output: Output, text: str, wish: bool | None) -> None:
+    """Shows the prompt if that is wished for; its end, if nobody said a word about it, on a terminal."""
+    if wish:
+        output.write(text)
+    elif wish is None and output.terminal:
+        output.write(text if len(text) <= ECHOED else f"...{text[-ECHOED:]}", dim=True)
 
 
 @dataclass
@@ -129,23 +150,15 @@ class Course:
 
     def follow(self, writing: Writing) -> Iterator[Piece]:
         """Passes all pieces on; shows on the terminal how far a long prompt is read."""
-        from gsa.cli.console import ReadingBar
-        from gsa.infer.runner import MAX_READ
+        from gsa.cli.reading import with_reading_bar
 
-        read = 0
-        with ReadingBar(writing.generation.prompt_tokens) as bar:
-            for piece in writing:
-                if piece.token is None and piece.reason is None:
-                    read += MAX_READ
-                    bar.update(read)
-                else:
-                    bar.stop()
-                if piece.token is not None:
-                    self.last = time.monotonic()
-                    self.first = self.first or self.last
-                self.text.append(piece.text)
-                self.reason = piece.reason or self.reason
-                yield piece
+        for piece in with_reading_bar(writing, lambda: writing.generation.prompt_tokens):
+            if piece.token is not None:
+                self.last = time.monotonic()
+                self.first = self.first or self.last
+            self.text.append(piece.text)
+            self.reason = piece.reason or self.reason
+            yield piece
 
 
 def _save(writing: Writing, path: str) -> None:

@@ -8,7 +8,7 @@ from gsa.table import Column, Table, show
 
 
 def models(json: bool = False) -> None:
-    """Lists the presets with their parameters and the size of their state, without allocating any weights.
+    """Lists the presets with their parameters and the size of their state, and says which have weights here.
 
     The state is what a sequence leaves behind, over all layers: in numbers, and in multiples of width x layers as the
     paper counts it (Mamba's two layers for one of the others counted as one). Attention's grows with the sequence.
@@ -43,6 +43,7 @@ def import_(path: str, out: str) -> None:
 
 def describe(name: str) -> dict[str, Any]:
     """What `gsa models` says of a preset."""
+    from gsa import pretrained
     from gsa.models import LM, preset
     from gsa.models.init import without_memory
 
@@ -53,6 +54,7 @@ def describe(name: str) -> dict[str, Any]:
     state = model.state_size
     return {
         "name": name,
+        "weights": name in pretrained.names(),
         "mixer": config.mixer,
         "parameters": model.num_parameters,
         "width": config.hidden_size,
@@ -67,7 +69,8 @@ def describe(name: str) -> dict[str, Any]:
 def _table(rows: list[dict[str, Any]]) -> Table:
     columns = [
         Column("preset", "name", left=True),
-        Column("parameters", lambda row: row["parameters"] / 1e6, "{:.1f}M"),
+        Column("weights", lambda row: "here" if row["weights"] else "", left=True),
+        Column("size", lambda row: row["parameters"] / 1e6, "{:.1f}M"),
         Column("width", "width"),
         Column("layers", "layers"),
         Column("heads", "heads"),
@@ -75,4 +78,6 @@ def _table(rows: list[dict[str, Any]]) -> Table:
         Column("state", lambda row: "grows" if row["state"] is None else f"{row['state'] / 1e6:.2f}M"),
         Column("state/(L d)", "state_over_width", "{:g}"),
     ]
-    return Table("Presets", columns, rows)
+    here = " and ".join(row["name"] for row in rows if row["weights"])
+    notes = [f"{here} has weights in the package; the others are configurations to train."]
+    return Table("Presets", columns, rows, notes)

@@ -18,6 +18,7 @@ def save(
     state: str | None = None,
     weights: Weights = "auto",
     threads: int | None = None,
+    strict: bool = False,
 ) -> None:
     """Reads a document of any length, and saves what the model remembers of it.
 
@@ -25,21 +26,23 @@ def save(
     not before.
 
     Args:
-        file: Text to read, UTF-8; - for standard input.
+        file: Text to read; - for standard input. Bytes that are not UTF-8 are replaced and counted.
         out: File to write.
         model: gsa-tiny, a folder of a model with its tokenizer, a run, whose newest whole checkpoint is taken, or a
             name of the Hugging Face Hub (owner/name).
         state: An earlier state, which the text goes on from.
         weights: Format of the weights in memory; a state serves them all.
         threads: Threads of torch; its own choice by default.
+        strict: Refuse a file with bytes that are not UTF-8.
     """
-    from gsa.cli.console import Output, ReadingBar, check_place, open_model, read_text
+    from gsa.cli.console import Output, check_place, open_model, read_text
+    from gsa.cli.reading import ReadingBar
     from gsa.errors import GSAError
     from gsa.files import byte_count
     from gsa.infer import State
 
     check_place(out)
-    text = read_text(file)
+    text = read_text(file, strict=strict)
     if not text:
         raise GSAError(f"state: {file} is empty, expected text")
     engine = open_model(model, weights, threads)

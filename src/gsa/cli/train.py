@@ -35,6 +35,15 @@ def run(settings: TrainSettings) -> None:
         raise SystemExit(128 + outcome.signal)
 
 
+def with_recipe(args: list[str]) -> list[str]:
+    """The arguments with the file of a recipe in front, for `--recipe NAME`."""
+    from gsa.cli.parser import taken_out
+    from gsa.recipes import recipe
+
+    named, rest = taken_out("--recipe", args)
+    return [word for name in named for word in ("--config", str(recipe(name)))] + rest
+
+
 def options_win(args: list[str]) -> list[str]:
     """The arguments, with the others of a group unset where one is given, so that it wins over a recipe's choice."""
     more: list[str] = []

@@ -27,6 +27,7 @@ class Group(NamedTuple):
 GSA = Group(
     "Sequence models with slot memory.",
     {
+        "help": Verb("gsa.cli.help:show_help", "Tells what a verb does and which options it has."),
         "demo": Verb(
             "gsa.cli.demo:demo",
             "Writes with the model of the package, reads a book into a state, goes on from it, and shows what a token "
@@ -57,7 +58,7 @@ GSA = Group(
         ),
         "models": Verb(
             "gsa.cli.models:models",
-            "Lists the presets with their parameters and the size of their state, without allocating any weights.",
+            "Lists the presets with their parameters and the size of their state, and says which have weights here.",
         ),
         "import": Verb(
             "gsa.cli.models:import_",
@@ -93,6 +94,10 @@ GSA = Group(
         "export": Verb(
             "gsa.cli.export:export",
             "Writes a checkpoint of training as a folder that transformers loads, with tokenizer and model card.",
+        ),
+        "completion": Verb(
+            "gsa.cli.completion:completion",
+            "Prints a script with which a shell completes verbs, options and their values.",
         ),
         "kernels": Verb(
             "gsa.bench.gpu.kernels:kernels",
@@ -173,13 +178,14 @@ def help_of(group: Group, command: str) -> str:
     """The help of a group, for which nothing is imported; options are those that jsonargparse adds."""
     from argparse import ArgumentParser
 
-    parser = ArgumentParser(command, description=group.summary, add_help=False)
+    usage = f"{command} VERB [OPTIONS]"
+    parser = ArgumentParser(command, usage=usage, description=group.summary, add_help=False)
     options = parser.add_argument_group("options")
-    options.add_argument("-h", "--help", action="store_true", help="Show this help message and exit.")
+    options.add_argument("-h", "--help", action="store_true", help="Show this help, and exit.")
     if group is GSA:
-        options.add_argument("--version", action="store_true", help="Print version and exit.")
-    options.add_argument("--config", help="Path to a configuration file with a verb and its options.")
-    options.add_argument("--print_config", action="store_true", help="Print the configuration of a verb and exit.")
+        options.add_argument("--version", action="store_true", help="Print the version, and exit.")
+    options.add_argument("--config", help="File of settings in YAML: a verb with its options.")
+    options.add_argument("--print-config", action="store_true", help="Print the settings of a verb as YAML, and exit.")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", description=f"{command} VERB --help tells more of it.")
     for name, entry in group.verbs.items():
         verbs.add_parser(name, help=entry.summary.replace("%", "%%"), add_help=False)

@@ -8,7 +8,8 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,11 @@ from numpy.typing import NDArray
 from gsa.data.portions import Missing, Part, read_portions
 from gsa.data.sources import Input
 from gsa.data.tokenizer import Tokenizer
+from gsa.data.utf8 import decode
 from gsa.errors import GSAError
+
+if TYPE_CHECKING:
+    from gsa.data.holdout import Side
 
 INVALID, NO_FIELD, NO_STRING, EMPTY, DAMAGED = (
     "invalid JSON",
@@ -35,6 +40,8 @@ class Text:
     text: str
     begins: bool = True
     ends: bool = True
+    file: str | None = None
+    """Name of the file that is this document; None for a row."""
 
 
 @dataclass
@@ -97,7 +104,7 @@ def _of_text(part: Part, findings: Findings) -> Iterator[Text]:
     data = part.data.removeprefix(codecs.BOM_UTF8) if part.begins else part.data
     text = decoded(data, part, None, findings)
     if text or not (part.begins and part.ends):
-        yield Text(text, part.begins, part.ends)
+        yield Text(text, part.begins, part.ends, PurePath(part.name).name)
     else:
         findings.bad(EMPTY, part.name, "the file is empty")
 
@@ -139,21 +146,11 @@ def _of_value(value: Any, part: Part, number: int, text_field: str, findings: Fi
 
 def decoded(data: bytes, part: Part, number: int | None, findings: Findings) -> str:
     """Bytes as text; what is not UTF-8 becomes U+FFFD, and is counted."""
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) if number is None else number
-        replaced = [0]
-
-        def replace(found: UnicodeError) -> tuple[str, int]:
-            assert isinstance(found, UnicodeDecodeError)
-            replaced[0] += found.end - found.start
-            return "\ufffd", found.end
-
-        codecs.register_error("gsa-counted", replace)
-        text = data.decode("utf-8", "gsa-counted")
-        findings.replaced(replaced[0], _where(part, line))
-        return text
+    found = decode(data)
+    if found.first is not None:
+        line = data.count(b"\n", 0, found.first) if number is None else number
+        findings.replaced(found.replaced, _where(part, line))
+    return found.text
 
 
 def _where(part: Part, number: int) -> str:
@@ -171,10 +168,16 @@ class Encoded:
     undecodable_bytes: int
 
 
-def encode_parts(parts: Sequence[Part], text_field: str, strict: bool, tokenizer: Tokenizer) -> Encoded:
-    """The tokens of a portion."""
+def encode_parts(
+    parts: Sequence[Part], text_field: str, strict: bool, tokenizer: Tokenizer, side: Side | None = None
+) -> Encoded:
+    """The tokens of a portion, or of those of its documents that are on one side of a split.
+
+    What could not be read is counted on the side of training alone.
+    """
     findings = Findings(strict)
-    documents = list(texts(parts, text_field, findings))
+    documents = [text for text in texts(parts, text_field, findings) if side is None or side.has(text)]
+    findings = Findings(strict) if side is not None and side.heldout else findings
     continues = bool(documents) and not documents[0].begins
     # A portion ends where a text is cut, so only its first text can go on from the portion before.
     assert all(document.begins for document in documents[1:])

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from gsa.data.documents import no_text
+from gsa.data.holdout import HELDOUT, Holdout, Side
 from gsa.data.portions import PORTION_BYTES, Position, read_portions
 from gsa.data.record import PROGRESS, TIMES, Progress, begun, compare, manifest_of, record, settings_of, total_size
 from gsa.data.report import Report
@@ -44,10 +45,13 @@ def prepare(
     max_tokens: int | None = None,
     strict: bool = False,
     progress: bool = True,
+    holdout: str | None = None,
 ) -> Manifest:
     """The manifest of a folder with the tokens of all sources, which `gsa.data.shards.Tokens` opens.
 
-    With `max_tokens` it ends after the portion of about a megabyte in which so many tokens are reached.
+    With `max_tokens` it ends after the portion of about a megabyte in which so many tokens are reached. With `holdout`,
+    a share as in "1%" or a number of documents as in "5", so many are kept from it; their tokens are in the folder
+    `heldout` within, where `gsa train` looks for what to evaluate on.
 
     The same call again goes on after the last shard that was finished, and has nothing to do if all are. A call with
     other sources, another tokenizer or other options for the same folder is refused.
@@ -65,26 +69,59 @@ def prepare(
     out = Path(out)
     if out.exists() and not out.is_dir():
         raise GSAError(f"data: {out} is a file, expected a folder")
+    split = None if holdout is None else Holdout.parse(holdout)
     tokenizer = load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
     planned = plan(sources, field=field, exclude=exclude, leave_out=[out, *tokenizer_paths(tokenizer)])
-    settings = settings_of(sources, planned, tokenizer, field, shard_tokens, exclude, max_tokens)
+    inputs = [entry for group in planned for entry in group]
+
+    def written(place: Path, most: int | None, side: Side | None) -> Manifest:
+        part = None if side is None else f"{holdout}, {'held out' if side.heldout else 'the others'}"
+        settings = settings_of(sources, planned, tokenizer, field, shard_tokens, exclude, most, part)
+        task = Task(str(place / TOKENIZER), tokenizer.fingerprint, field, strict, side)
+        return _written(place, sources, inputs, settings, tokenizer, task, workers, progress)
+
+    if split is None:
+        return written(out, max_tokens, None)
+    if not (out / HELDOUT).is_dir() and any((out / name).exists() for name in (MANIFEST, PROGRESS)):
+        raise GSAError(f"data: {out} was begun without holdout. Remove the folder, or choose another")
+    # What is held out comes first: it is little, and if it is nothing, that is known at once.
+    most, threshold = split.tokens(max_tokens), split.threshold(inputs, field)
+    written(out / HELDOUT, most, Side(threshold, heldout=True))
+    return written(out, max_tokens, Side(threshold, heldout=False))
+
+
+def _written(
+    out: Path,
+    sources: Sequence[str],
+    inputs: list[Input],
+    settings: dict[str, Any],
+    tokenizer: Tokenizer,
+    task: Task,
+    workers: int,
+    show: bool,
+) -> Manifest:
+    """The manifest of a folder with the tokens of all inputs, or of one side of them."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise GSAError(f"data: folder {out} cannot be made: {error.strerror}") from None
     with locked(out, "data"):
         if (out / MANIFEST).exists():
-            return _finished(out, settings, tokenizer, progress)
+            return _finished(out, settings, tokenizer, show)
         state = begun(out, settings, tokenizer.dtype)
-        inputs = [entry for group in planned for entry in group]
-        _check_room(out, inputs, tokenizer, max_tokens, state)
+        if task.side is None or not task.side.heldout:
+            _check_room(out, inputs, tokenizer, settings["max_tokens"], state)
         tokenizer.save(out / TOKENIZER)
-        task = Task(str(out / TOKENIZER), tokenizer.fingerprint, field, strict)
-        with Report(total_size(inputs), _done(inputs, state), show=progress) as report:
+        with Report(total_size(inputs), _done(inputs, state), show=show) as report:
             finished = _work(out, inputs, settings, state, tokenizer, task, workers, report)
             manifest = manifest_of(finished, settings, tokenizer)
+            if not manifest.tokens and task.side is not None:
+                raise GSAError(
+                    f"data: holdout {settings['holdout']}: that is none of the documents in {', '.join(sources)}; "
+                    "give another share, or a number of documents as in --holdout 1"
+                )
             if not manifest.tokens:
-                raise no_text(sources, inputs, field, manifest.bad_rows)
+                raise no_text(sources, inputs, task.field, manifest.bad_rows)
             write_text(out / MANIFEST, manifest.to_json())
             (out / PROGRESS).unlink()
         report.summary(manifest, str(out), tokenizer)

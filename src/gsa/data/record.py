@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from gsa.data.documents import Encoded
+from gsa.data.holdout import HELDOUT
 from gsa.data.shards import TOKENIZER, Manifest, Shard, check_shard, checked
-from gsa.data.sources import Input
+from gsa.data.sources import Input, plain_name
 from gsa.data.tokenizer import Tokenizer
 from gsa.data.writer import write_text
 from gsa.errors import GSAError
@@ -22,7 +23,7 @@ from gsa.files import UNFINISHED, read_json
 PROGRESS = "progress.json"
 TIMES = "times of change"
 HASHES = ("files", TIMES)
-IN_MANIFEST = ("field", "shard_tokens", "exclude", "max_tokens", *HASHES)
+IN_MANIFEST = ("field", "shard_tokens", "exclude", "max_tokens", "holdout", *HASHES)
 
 
 @dataclass(frozen=True)
@@ -67,12 +68,13 @@ def settings_of(
     shard_tokens: int,
     exclude: Sequence[str],
     max_tokens: int | None,
+    holdout: str | None,
 ) -> dict[str, Any]:
     """Everything that decides what is in the shards."""
     flat = [entry for group in inputs for entry in group]
     return {
         "sources": [
-            {"name": source, "inputs": len(group), "bytes": total_size(group)}
+            {"name": plain_name(source), "inputs": len(group), "bytes": total_size(group)}
             for source, group in zip(sources, inputs, strict=True)
         ],
         "tokenizer": tokenizer.fingerprint,
@@ -80,6 +82,7 @@ def settings_of(
         "shard_tokens": shard_tokens,
         "exclude": list(exclude),
         "max_tokens": max_tokens,
+        "holdout": holdout,
         "files": _hash([[entry.name, entry.kind, entry.version or entry.size] for entry in flat]),
         TIMES: _hash([entry.changed for entry in flat]),
     }
@@ -98,6 +101,7 @@ def _hash(values: list[Any]) -> str:
 def compare(out: Path, then: dict[str, Any], now: dict[str, Any]) -> None:
     """Raises if a folder was begun with other settings than these, and names those that differ."""
     differ = []
+    then = {"holdout": None, **then}  # which earlier records lack
     for name in then:
         before, after = _short(name, then[name]), _short(name, now.get(name))
         if name in HASHES and then[name] != now.get(name):
@@ -114,7 +118,8 @@ def compare(out: Path, then: dict[str, Any], now: dict[str, Any]) -> None:
 def _short(name: str, value: Any) -> str:
     if name == "sources":  # only names: sizes that differ are found by the hash of the files
         sources = value if isinstance(value, list) else [value]
-        return ", ".join(str(source.get("name") if isinstance(source, dict) else source) for source in sources)
+        names = (str(source.get("name") if isinstance(source, dict) else source) for source in sources)
+        return ", ".join(map(plain_name, names))
     return value[:12] if isinstance(value, str) else json.dumps(value)
 
 
@@ -126,7 +131,7 @@ def record(out: Path, settings: dict[str, Any], progress: Progress) -> None:
 def begun(out: Path, settings: dict[str, Any], dtype: str) -> Progress:
     """How far the work in a folder is; without a finished shard it begins anew, and that is recorded."""
     if not (out / PROGRESS).exists():
-        others = [path.name for path in out.iterdir() if not path.name.endswith(UNFINISHED)]
+        others = [path.name for path in out.iterdir() if not path.name.endswith(UNFINISHED) and path.name != HELDOUT]
         if others:
             raise GSAError(f"data: folder {out} has other things in it ({min(others)}); choose a new one")
         record(out, settings, Progress())

@@ -73,6 +73,15 @@ def plan(
     return inputs
 
 
+def plain_name(source: str) -> str:
+    """A source as it is recorded: a folder is the same with a slash behind it, and with ./ in front.
+
+    >>> plain_name("./books/"), plain_name("hf:owner/name:train")
+    ('books', 'hf:owner/name:train')
+    """
+    return source if source.startswith("hf:") else PurePath(source).as_posix()
+
+
 def _of_source(
     source: str, field: str, exclude: Sequence[str], unused: set[str], leave_out: Sequence[Path]
 ) -> list[Input]:

@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from gsa.data.documents import Encoded, encode_parts
+from gsa.data.holdout import Side
 from gsa.data.portions import PORTION_BYTES, Part, Portion
 from gsa.data.streams import MAX_ROW_BYTES
 from gsa.errors import GSAError, memory_errors
@@ -41,6 +42,7 @@ class Task:
     fingerprint: str
     field: str
     strict: bool
+    side: Side | None = None
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ def serve(descriptor: str) -> None:
             if isinstance(tokenizer, _Failure):
                 connection.send(tokenizer)
             else:
-                connection.send(_tried(lambda: encode_parts(parts, task.field, task.strict, tokenizer)))  # noqa: B023
+                connection.send(_tried(lambda: encode_parts(parts, task.field, task.strict, tokenizer, task.side)))  # noqa: B023
     except (EOFError, ConnectionError, KeyboardInterrupt):
         os._exit(0)
 

@@ -190,6 +190,11 @@ class Chat:
             segments[-1:] = [segments[-1] + text] if isinstance(segments[-1], str) else [segments[-1], text]
         return segments
 
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens that are read for the reply that is being written, or was written last."""
+        return 0 if self._writing is None else self._writing.generation.prompt_tokens
+
     def cancel(self) -> None:
         """Ends the reply that is being written; what there is of it counts."""
         if self._writing is not None:

@@ -20,7 +20,7 @@ from gsa.train.checkpoint import SHARD_BYTES, Checkpoint, checkpoints, read_chec
 from gsa.train.find import find_model
 
 CARD = "README.md"
-DTYPES = ("float32", "bfloat16", "float16")
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,9 @@ def export_checkpoint(
     weights = stored_weights(config, checkpoint.tensors("ema" if ema else "model"))
     model = empty_model(config, weights, f"export: {checkpoint.folder}")
     if dtype is not None:
-        weights = {name: x.to(getattr(torch, dtype)) for name, x in weights.items()}
+        weights = {name: x.to(DTYPES[dtype]) for name, x in weights.items()}
     _check_finite(weights)
-    named_dtype = str(next(iter(weights.values())).dtype).removeprefix("torch.")
+    named_dtype = _named(next(iter(weights.values())).dtype)
     weight_bytes = sum(x.nbytes for x in weights.values())
     beside = companions(checkpoint.folder)
     with_tokenizer = any(file.name.startswith("tokenizer") for file in beside)
@@ -102,7 +102,13 @@ def _chosen(source: str | Path, best: bool, say: Callable[[str], None]) -> Check
 def _check_finite(weights: dict[str, Tensor]) -> None:
     for name, x in weights.items():
         if not bool(torch.isfinite(x).all()):
-            raise GSAError(f"export: tensor {name} is not finite in {str(x.dtype).removeprefix('torch.')}")
+            raise GSAError(f"export: tensor {name} is not finite in {_named(x.dtype)}")
+
+
+def _named(dtype: torch.dtype) -> str:
+    """What a dtype is called here, or torch's name for one that is not among those to choose from."""
+    names = {known: name for name, known in DTYPES.items()}
+    return names.get(dtype, str(dtype).removeprefix("torch."))
 
 
 def _special_tokens(config: ModelConfig, state: dict[str, Any]) -> dict[str, int]:

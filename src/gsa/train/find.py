@@ -13,12 +13,14 @@ import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 
 from gsa import pretrained
 from gsa.data.optional import first_line, hub_failures
 from gsa.errors import GSAError
 from gsa.extras import require
+from gsa.models import presets
 from gsa.models.checkpoint import CONFIG, load_config
 from gsa.train.checkpoint import FOLDER, Checkpoint, newest_checkpoint, read_checkpoint
 from gsa.train.manifest import MANIFEST
@@ -70,14 +72,33 @@ def find_model(name: str | Path, say: Callable[[str], None] = warn) -> FoundMode
     packaged = ", ".join(pretrained.names())
     missing = f"model {name!r} was not found: there is no folder {name}, the package has {packaged}, and "
     if not _HUB_NAME.fullmatch(name):
-        raise GSAError(f"{missing}models of the Hugging Face Hub are named owner/name")
+        raise GSAError(f"{missing}models of the Hugging Face Hub are named owner/name{_hint(name)}")
     try:
         folder = _on_hub(name)
     except GSAError:
         raise
     except hub_failures() as error:
-        raise GSAError(f"{missing}it could not be fetched from the Hugging Face Hub: {first_line(error)}") from None
+        raise GSAError(missing + _hub_said(error)) from None
     return FoundModel(folder)
+
+
+def _hint(name: str) -> str:
+    """What may have been meant by a name that is not there, as the end of a sentence."""
+    if name in presets():
+        return f"; {name} is a preset without weights, which `gsa train --model {name}` can train"
+    close = get_close_matches(name, pretrained.names(), 1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _hub_said(error: Exception) -> str:
+    """Why a model did not come from the Hub, as the end of a sentence."""
+    from huggingface_hub.errors import OfflineModeIsEnabled, RepositoryNotFoundError
+
+    if isinstance(error, RepositoryNotFoundError):
+        return "the Hugging Face Hub has no model of that name that you may read"
+    if isinstance(error, OfflineModeIsEnabled):
+        return "it is not in the cache of the Hugging Face Hub, which may not be asked: HF_HUB_OFFLINE is set"
+    return f"it could not be fetched from the Hugging Face Hub: {first_line(error)}"
 
 
 def _in_folder(path: Path, say: Callable[[str], None]) -> FoundModel:

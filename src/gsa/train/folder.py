@@ -25,7 +25,7 @@ SETTINGS, NONFINITE = "settings.json", "nonfinite.json"
 # What decides the path of a run: another value needs another folder.
 FIXED = ("model", "length", "batch_size", "reset_at_documents", "seed")
 # What says nothing about the run itself.
-SHOWN = ("dry_run", "json", "tensorboard", "wandb", "out")
+SHOWN = ("dry_run", "json", "tensorboard", "wandb", "out", "sample_prompt", "sample_tokens")
 
 
 @contextmanager

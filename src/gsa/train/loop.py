@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from gsa.data.batches import MicroBatch, Rows, Steps
+from gsa.data.shards import TOKENIZER
+from gsa.data.tokenizer import load_tokenizer
 from gsa.errors import GSAError
 from gsa.models.checkpoint import read_model
 from gsa.models.lm import LM
@@ -28,11 +30,14 @@ from gsa.train.peak import flops_per_token, matmul_peak
 from gsa.train.plan import Plan
 from gsa.train.position import Outcome, Position, Spent
 from gsa.train.progress import Progress
+from gsa.train.sample import sample
 from gsa.train.schedule import learning_rate
 from gsa.train.stop import StopWish
 from gsa.train.strategies import PRECISIONS, Strategy
 
 FIRST_LOSS_SCALE, SCALE_GROWS_AFTER = 2.0**16, 2000  # of fp16, whose gradients would vanish otherwise
+
+WHOLE = ("single", "ddp")  # strategies by which a process has all of the model
 
 
 class Trainer:
@@ -124,13 +129,15 @@ class Trainer:
                 values["tokens_per_second"] = self.plan.tokens_per_step / seconds
                 values["peak_share"] = flops * values["tokens_per_second"] / peak
                 if plan.eval_tokens is not None and self._due(settings.eval_every):
-                    values |= {f"eval_{name}": value for name, value in self._evaluate().items()}
+                    found, text = self._evaluate()
+                    values |= {f"eval_{name}": value for name, value in found.items()}
+                    values |= {} if text is None else {"sample": text}
                 position.seconds += time.perf_counter() - began
                 if metrics is not None:
                     metrics.write(position.step, values)
                 progress.update(
                     position.step,
-                    loss=values["loss"],
+                    loss=position.smoothed_loss if position.smoothed_loss is not None else values["loss"],
                     lr=values["lr"],
                     tokens_per_second=values["tokens_per_second"],
                     peak_share=values["peak_share"],
@@ -138,11 +145,13 @@ class Trainer:
                     skipped=position.skipped,
                     eval_loss=values.get("eval_loss"),
                 )
+                if "sample" in values:
+                    progress.note(f"step {position.step}: {settings.sample_prompt}{values['sample']}")
                 if self._due(settings.save_every) or self._end(stop) is not None or self._is_best():
                     self._save()
         return self._outcome(reason, stop)
 
-    def _step(self, micro_batches: list[MicroBatch], wish: StopWish) -> tuple[dict[str, float], int | None]:
+    def _step(self, micro_batches: list[MicroBatch], wish: StopWish) -> tuple[dict[str, Any], int | None]:
         """One step of the optimiser, or none if the gradient is not finite; what to tell, and a signal to stop."""
         strategy, position, settings = self.strategy, self.position, self.plan.settings
         (targets,) = strategy.sum(sum(micro.targets for micro in micro_batches))
@@ -168,6 +177,7 @@ class Trainer:
         else:
             self._note_bad_step(micro_batches, total, norm)
         position.step += 1
+        position.note_loss(total)
         values = {"loss": total, "lr": lr, "grad_norm": norm, "skipped": position.skipped}
         return values, round(signals / heard) if heard else None
 
@@ -214,20 +224,27 @@ class Trainer:
         for micro in micro_batches:
             self._loss(micro)
 
-    def _evaluate(self) -> dict[str, float]:
-        """Loss, perplexity and bits per byte on the evaluation's data, of the average of the weights if one is kept."""
+    def _evaluate(self) -> tuple[dict[str, float], str | None]:
+        """Loss, perplexity and bits per byte on the evaluation's data, and a text that the model writes, if it can.
+
+        All is of the average of the weights if one is kept.
+        """
         strategy, position, settings = self.strategy, self.position, self.plan.settings
         assert self.plan.eval_tokens is not None
         with self.spent.on("evaluation"), strategy.evaluation(ema=settings.ema is not None):
             found = evaluate(
                 strategy, self._loss, self.rows(self.plan.eval_tokens), self.data.micro_batch_size, settings.eval_rows
             )
+            text = None
+            if self.folder and settings.sample_tokens and strategy.name in WHOLE:
+                tokenizer = load_tokenizer(str(self.plan.tokens.folder / TOKENIZER))
+                text = sample(strategy.model, tokenizer, settings.sample_prompt, settings.sample_tokens)
         position.evals_since_best += 1
         if math.isfinite(found["loss"]):
             position.eval = {"step": position.step, **found}
             if position.best is None or found["loss"] < position.best["loss"]:
                 position.best, position.evals_since_best = {"step": position.step, "loss": found["loss"]}, 0
-        return found
+        return found, text
 
     def _due(self, every: int) -> bool:
         """Whether something that comes every so many steps, and after the last, comes now."""

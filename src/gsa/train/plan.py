@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gsa.data.batches import rows_at_once
+from gsa.data.holdout import HELDOUT
 from gsa.data.shards import TOKENIZER, Tokens
 from gsa.data.tokenizer import load_tokenizer
 from gsa.errors import GSAError, raised_by
@@ -49,7 +50,7 @@ def make_plan(settings: TrainSettings) -> Plan:
     """The plan of a run; raises for the first thing that is wrong."""
     with raised_by("train"):
         tokens = Tokens.open(Path(str(settings.data)))
-        eval_tokens = None if settings.eval_data is None else Tokens.open(Path(settings.eval_data))
+        eval_tokens = _eval_tokens(settings, tokens)
         config, weights = _model(settings, tokens)
         _check_tokenizers(settings, tokens, eval_tokens, config, weights)
         if tokens.length < settings.length:
@@ -63,6 +64,18 @@ def make_plan(settings: TrainSettings) -> Plan:
             raise GSAError(f"the warm-up of {warmup} steps is longer than the run of {steps}")
         _check_out(Path(str(settings.out)))
     return Plan(settings, config, weights, tokens, eval_tokens, steps, warmup)
+
+
+def _eval_tokens(settings: TrainSettings, tokens: Tokens) -> Tokens | None:
+    """What to evaluate on: what was asked for, or what was held out when the tokens were prepared."""
+    heldout = tokens.folder / HELDOUT
+    if settings.eval_data is not None:
+        return Tokens.open(Path(settings.eval_data))
+    if tokens.manifest.options.get("holdout") is not None and heldout.is_dir():
+        return Tokens.open(heldout)
+    if settings.patience is not None:
+        raise GSAError("patience needs eval_data, or data that was prepared with --holdout")
+    return None
 
 
 def _model(settings: TrainSettings, tokens: Tokens) -> tuple[ModelConfig, Path | None]:

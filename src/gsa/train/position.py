@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +10,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from gsa.errors import GSAError
+
+SMOOTHING = 0.9
 
 
 @dataclass
@@ -31,10 +34,19 @@ class Position:
     evals_since_best: int = 0
     seconds: float = 0.0
     """Time of all steps, over all starts."""
+    smoothed_loss: float | None = None
+    """A moving average of the loss, for the eye."""
+
+    def note_loss(self, loss: float) -> None:
+        """Takes the loss of a step into the average; one bad step must not stay in it."""
+        if math.isfinite(loss):
+            before = loss if self.smoothed_loss is None else self.smoothed_loss
+            self.smoothed_loss = SMOOTHING * before + (1 - SMOOTHING) * loss
 
     @classmethod
     def read(cls, state: dict[str, Any]) -> Position:
         """The position in a checkpoint's state."""
+        state = {"smoothed_loss": None, **state}  # which earlier checkpoints lack
         missing = [entry.name for entry in fields(cls) if entry.name not in state]
         if missing:
             raise GSAError(f"train: the checkpoint's state lacks {', '.join(missing)}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
 from types import TracebackType
@@ -13,7 +12,6 @@ if TYPE_CHECKING:
 
 LINE_SECONDS = 10.0  # between lines where there is no terminal
 RECENT = 50  # steps from which the time left is computed
-SMOOTHING = 0.9  # of the loss that is shown
 WIDTH_FOR_BAR = 120
 
 
@@ -27,7 +25,6 @@ class Progress:
     def __init__(self, total_steps: int, start_step: int, quiet: bool = False, console: Console | None = None):
         self.total, self.start, self.quiet = total_steps, start_step, quiet
         self._console = console
-        self._loss: float | None = None
         self._times: deque[tuple[int, float]] = deque(maxlen=RECENT + 1)
         self._line_at: float | None = None
         self._bar: Any = None
@@ -71,15 +68,15 @@ class Progress:
         skipped: int,
         eval_loss: float | None = None,
     ) -> None:
-        """Shows where the run is after a step; `skipped` counts all steps whose gradient was not finite."""
+        """Shows where the run is after a step.
+
+        `loss` is the average over recent steps; `skipped` counts all steps whose gradient was not finite.
+        """
         if self.quiet:
             return
         now = time.monotonic()
         self._times.append((step, now))
-        if math.isfinite(loss):  # one bad step must not stay in the average
-            self._loss = loss if self._loss is None else SMOOTHING * self._loss + (1 - SMOOTHING) * loss
-        shown = loss if self._loss is None else self._loss
-        told = [f"{step}/{self.total}", f"loss {shown:.4f}"]
+        told = [f"{step}/{self.total}", f"smoothed loss {loss:.4f}"]
         if step < self.total:
             told.insert(1, f"{clock(self._left(step))} left")
         if eval_loss is not None:

@@ -17,8 +17,9 @@ Value = bool | int | float | str
 class TrainSettings:
     """Trains a language model from prepared tokens to a checkpoint; the same command again goes on where it stopped.
 
-    Settings come from `--config recipe.yaml`, and from options, which win. Ctrl-C saves and stops. On several
-    processes: `torchrun --nproc-per-node 8 -m gsa train ...`, with `--engine fsdp` or `deepspeed` for large models.
+    Settings come from a recipe of the package (`--recipe gsa-tiny`) or a file of your own (`--config my.yaml`), and
+    from options, which win. Ctrl-C saves and stops. On several processes: `torchrun --nproc-per-node 8 -m gsa train
+    ...`, with `--engine fsdp` or `deepspeed` for large models.
     """
 
     model: str = "gsa-tiny"
@@ -29,7 +30,7 @@ class TrainSettings:
     data: str | None = None
     """Folder of tokens to learn from, as `gsa data prepare` writes it."""
     eval_data: str | None = None
-    """Folder of tokens to evaluate on."""
+    """Folder of tokens to evaluate on; by default what `gsa data prepare --holdout` kept from `data`, if it did."""
     tokenizer: str | None = None
     """If given: the tokenizer that the tokens must have been prepared with."""
     out: str | None = None
@@ -98,6 +99,10 @@ class TrainSettings:
     """Steps between evaluations."""
     eval_rows: int | None = number(None, least=1)
     """Rows to evaluate on; all by default."""
+    sample_prompt: str = "The"
+    """Text whose likeliest continuation is shown at evaluations, and goes to the metrics."""
+    sample_tokens: int = number(40, least=0)
+    """Tokens of that continuation; 0 for none. Models that are spread over processes (fsdp, deepspeed) show none."""
     patience: int | None = number(None, least=1)
     """Evaluations without a better loss, after which the run stops early."""
     save_every: int = number(500, least=1)
@@ -133,8 +138,6 @@ class TrainSettings:
             raise GSAError(f"train: zero_stage must be 1, 2 or 3, got {self.zero_stage}")
         if self.ema is not None and self.engine == "deepspeed":
             raise GSAError("train: ema does not go with engine deepspeed, which hides its weights; choose ddp or fsdp")
-        if self.patience is not None and self.eval_data is None:
-            raise GSAError("train: patience needs eval_data")
 
 
 # Functions, not methods: on the command line a method would be a command.

@@ -1,0 +1,85 @@
+"""Documents that are kept from training, to evaluate on: the same ones each time, wherever the sources lie.
+
+A document is held out by a hash: of its text for a row, so that copies stay together, and of its name for a file, which
+may be too long to be at hand as a whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from gsa.data.documents import Findings, Text, texts
+from gsa.data.portions import read_portions
+from gsa.data.sources import Input
+from gsa.errors import GSAError
+
+HELDOUT = "heldout"
+"""The folder of held-out tokens, within that of the others."""
+_KEYS = 2**64
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side of the split."""
+
+    threshold: int
+    """Documents with a smaller key are held out."""
+    heldout: bool
+    """Whether this is the side of those."""
+
+    def has(self, document: Text) -> bool:
+        """Whether a document, or a stretch of one, is on this side."""
+        return (key(document) < self.threshold) == self.heldout
+
+
+@dataclass(frozen=True)
+class Holdout:
+    """What is to be held out: a share of the documents, or a number of them."""
+
+    asked: str
+    share: Fraction | None = None
+    count: int = 0
+
+    @classmethod
+    def parse(cls, asked: str) -> Holdout:
+        """What `1%` or `5` asks for.
+
+        >>> Holdout.parse("0.5%").share
+        Fraction(1, 200)
+        """
+        if found := re.fullmatch(r"(\d+(?:\.\d+)?)%", asked):
+            share = Fraction(found[1]) / 100
+            if 0 < share < 1:
+                return cls(asked, share=share)
+        elif re.fullmatch(r"\d+", asked) and int(asked) > 0:
+            return cls(asked, count=int(asked))
+        raise GSAError(f"data: holdout must be a share as in 1%, or a number of documents as in 5, got {asked!r}")
+
+    def threshold(self, inputs: Sequence[Input], text_field: str) -> int:
+        """The key below which documents are held out; for a number of them, all sources are read once."""
+        if self.share is not None:
+            return math.ceil(self.share * _KEYS)
+        portions = read_portions(list(inputs), text_field)
+        documents = (text for portion in portions for text in texts(portion.parts, text_field, Findings(False)))
+        smallest = heapq.nsmallest(self.count, {key(text) for text in documents if text.begins})
+        return smallest[-1] + 1 if smallest else 0
+
+    def tokens(self, max_tokens: int | None) -> int | None:
+        """How many tokens to hold out of so many at most."""
+        if max_tokens is None:
+            return None
+        if self.share is None:
+            raise GSAError(f"data: holdout {self.asked} documents does not go with max_tokens; give a share, as in 1%")
+        return max(math.ceil(self.share * max_tokens), 1)
+
+
+def key(document: Text) -> int:
+    """A number below 2**64 that is spread evenly over documents."""
+    content = document.text if document.file is None else document.file
+    return int.from_bytes(hashlib.blake2b(content.encode(), digest_size=8).digest(), "big")

@@ -1,0 +1,121 @@
+"""Where prompts come from, and what a terminal shows of them."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gsa.infer import State
+from gsa.infer.text import TextEngine
+from tests.cli import running
+from tests.cli.generating import by_engine, run
+
+LATIN = "naïve\ncafé ".encode("latin-1")
+REPLACED = "na\ufffdve\ncaf\ufffd "
+
+
+def piped(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
+
+
+def test_a_prompt_may_come_through_a_pipe(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    piped(monkeypatch, b"It was")
+    assert run(capsys, "-n", "4", "--temperature", "0") == (0, by_engine("It was", 4) + "\n", "")
+    piped(monkeypatch, b"never read")
+    assert run(capsys, "It was", "-n", "4", "--temperature", "0")[1] == by_engine("It was", 4) + "\n"
+    piped(monkeypatch, b"")
+    assert run(capsys)[2].startswith("gsa: generate: there is no text to continue; give a prompt, --file, --state")
+
+
+def test_standard_input_is_not_read_beside_a_state(
+    capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    engine = TextEngine.load()
+    engine.engine.read(engine.encode("It was")).save(tmp_path / "a.state")
+    piped(monkeypatch, b"never read")
+    code, out, _ = run(capsys, "--state", tmp_path / "a.state", "-n", "4", "--temperature", "0")
+    assert (code, out) == (0, by_engine("It was", 4) + "\n")
+
+
+def test_what_is_not_utf8_is_replaced_and_told(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
+    latin, state = tmp_path / "latin.txt", tmp_path / "a.state"
+    latin.write_bytes(LATIN)
+    said = f"gsa: {latin}: replaced 2 bytes that are not UTF-8, the first at byte 2 in line 1\n"
+    code, out, err = run(capsys, "--file", latin, "-n", "4", "--temperature", "0")
+    assert (code, out, err) == (0, by_engine(REPLACED, 4) + "\n", said)
+    code, _, err = running.run(capsys, "state", "save", "--file", latin, "--out", state)
+    assert (code, err) == (0, said)
+    engine = TextEngine.load()
+    assert State.load(state, engine.engine.model).tokens == len(engine.encode(REPLACED))
+
+
+def test_strict_refuses_it(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
+    latin, state = tmp_path / "latin.txt", tmp_path / "a.state"
+    latin.write_bytes(LATIN)
+    refused = (2, "", f"gsa: {latin} is not UTF-8 at byte 2\n")
+    assert run(capsys, "--file", latin, "--strict") == refused
+    assert running.run(capsys, "state", "save", "--file", latin, "--out", state, "--strict") == refused
+    assert not state.exists()
+
+
+@pytest.mark.parametrize(
+    ("args", "environment", "shown"),
+    [
+        ((), {"TERM": "xterm"}, "\x1b[2mIt was\x1b[22m"),
+        ((), {"TERM": "dumb"}, "It was"),
+        ((), {"TERM": "xterm", "NO_COLOR": "1"}, "It was"),
+        (("--echo",), {"TERM": "xterm"}, "It was"),
+        (("--no-echo",), {"TERM": "xterm"}, ""),
+    ],
+)
+def test_a_terminal_shows_the_prompt(
+    capsys: pytest.CaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    args: tuple[str, ...],
+    environment: dict[str, str],
+    shown: str,
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    code, out, _ = run(capsys, "It was", "-n", "4", "--temperature", "0", *args)
+    assert (code, out) == (0, shown + by_engine("It was", 4) + "\n")
+
+
+def test_a_terminal_shows_the_end_of_a_long_prompt(
+    capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    out = run(capsys, "a" * 600 + "b" * 600, "-n", "1")[1]
+    assert out.startswith("..." + "a" * 400 + "b" * 600)
+
+
+def test_on_a_real_terminal() -> None:
+    """The prompt, dim, and right behind it the text."""
+    here, there = pty.openpty()
+    command = [sys.executable, "-m", "gsa", "generate", "It was", "-n", "3", "--temperature", "0"]
+    environment = {**os.environ, "TERM": "xterm", "NO_COLOR": ""}
+    done = subprocess.run(command, stdin=there, stdout=there, stderr=subprocess.PIPE, env=environment)
+    os.close(there)
+    shown = os.read(here, 10_000).decode()
+    os.close(here)
+    assert done.returncode == 0, done.stderr
+    assert shown == "\x1b[2mIt was\x1b[22m" + by_engine("It was", 3).replace("\n", "\r\n") + "\r\n"
+
+
+def test_ctrl_c_while_a_prompt_is_read(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    def update(self: object, tokens: int) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("gsa.cli.reading.ReadingBar.update", update)
+    code, out, err = run(capsys, "the whale " * 3000)
+    assert (code, out, err) == (130, "\n", "gsa: stopped\n")

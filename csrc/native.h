@@ -7,7 +7,7 @@
 #define GSA_API __attribute__((visibility("default")))
 /* Raised whenever a function of this file changes its arguments or its meaning; Python refuses a library of another
    number. Structures and constants are compared one by one, see gsa_layout. */
-#define GSA_ABI 5
+#define GSA_ABI 6
 
 #ifdef __cplusplus
 extern "C" {
@@ -29,8 +29,10 @@ GSA_API const char* gsa_isas(void);
 GSA_API const char* gsa_isa(void);
 GSA_API int gsa_use_isa(const char* name);
 
-/* Entry points of the OpenMP library that torch uses; all null: threads of our own. */
-GSA_API void gsa_use_openmp(void* gomp_parallel, void* omp_get_thread_num, void* omp_get_num_threads);
+/* Calls use as many of their threads as their work is worth, or, after 1, all of them; for tests. */
+GSA_API void gsa_use_every_thread(int yes);
+/* How many threads the last call on this thread wanted. */
+GSA_API int gsa_threads_asked(void);
 
 /* The operator. Letters: B rows of the batch, T time, N sequences, H heads of keys and values, R query heads of each of
    them, HQ = H * R, K and V widths of keys and values, M slots. */

@@ -252,8 +252,8 @@ void run(const GsaSelectiveScan& call, bool backward, const ScanPlan& plan, int 
     shared.base = memory;
     Scan<T> scan{call, backward, plan, ScanSums<T>(shared, call, backward, plan), memory + size.shared, size.per_thread,
                  0};
-    parallel(threads, Scan<T>::thread, &scan);
-    if (backward) parallel(threads, Scan<T>::finish, &scan);
+    as_they_come(threads, Scan<T>::thread, &scan);
+    if (backward) as_team(threads, Scan<T>::finish, &scan);
 }
 
 ScanMemory size(const GsaSelectiveScan& call, bool backward, const ScanPlan& plan) {

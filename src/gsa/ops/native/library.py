@@ -18,7 +18,7 @@ from gsa.errors import BackendUnavailable, GSAError, OutOfMemory
 from gsa.ops import native
 from gsa.ops.native import structs
 
-ABI = 5
+ABI = 6
 """Of csrc/native.h: a library with another number is a leftover of another version."""
 
 _FUNCTIONS = (
@@ -26,7 +26,8 @@ _FUNCTIONS = (
     "gsa_isas",
     "gsa_isa",
     "gsa_use_isa",
-    "gsa_use_openmp",
+    "gsa_use_every_thread",
+    "gsa_threads_asked",
     "gsa_linear_attention",
     "gsa_slot_attention",
     "gsa_slot_attention_step",
@@ -89,6 +90,16 @@ def use_isa(name: str) -> None:
         raise GSAError(f"use_isa: this machine has no {name}")
 
 
+def use_every_thread(yes: bool) -> None:
+    """Whether calls use all of torch's threads, however little they have to do; for tests."""
+    library().gsa_use_every_thread(int(yes))
+
+
+def threads_asked() -> int:
+    """How many threads the last call from this thread found worth its work, of torch's."""
+    return int(library().gsa_threads_asked())
+
+
 def _load() -> ctypes.CDLL | str:
     """The library, or why there is none."""
     path = os.environ.get("GSA_NATIVE_LIBRARY") or _find()
@@ -110,8 +121,6 @@ def _load() -> ctypes.CDLL | str:
     for name in ("gsa_isa", "gsa_isas"):
         getattr(lib, name).restype = ctypes.c_char_p
     lib.gsa_use_isa.argtypes = [ctypes.c_char_p]
-    lib.gsa_use_openmp.argtypes = [ctypes.c_void_p] * 3
-    _share_threads(lib)
     wanted = os.environ.get("GSA_NATIVE_ISA")
     if wanted and lib.gsa_use_isa(wanted.encode()):
         return f"GSA_NATIVE_ISA asks for {wanted!r}, which this machine or build does not have"
@@ -124,14 +133,6 @@ def _find() -> str | None:
             if (Path(folder) / name).exists():
                 return str(Path(folder) / name)
     return None
-
-
-def _share_threads(lib: ctypes.CDLL) -> None:
-    """Hands over torch's OpenMP library, so that both work on the same threads."""
-    process = ctypes.CDLL(None)
-    names = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
-    if all(hasattr(process, name) for name in names):
-        lib.gsa_use_openmp(*(ctypes.cast(getattr(process, name), ctypes.c_void_p) for name in names))
 
 
 # Once, when this module is imported, and in plain variables: torch.compile reads those, and not what a cache hides.

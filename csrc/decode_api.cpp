@@ -10,13 +10,12 @@ namespace {
 
 thread_local WorkingMemory memory;
 
-// Bytes of weights, read by one column, that are worth a thread: a millisecond or more. Threads meet after every
-// product, and beside other busy processes each meeting may be with one that has just lost its core.
-constexpr double kBytesPerThread = 12 << 20;
+// Bytes of weights, read for one token, that are worth a thread. Threads meet after every product.
+constexpr Worth kBytes{2 << 20, 12 << 20};
 
 int useful(int threads, int64_t bytes, int count) {
     const double columns = (7 + count) / 8.0;  // what is read once serves all of them
-    return useful_threads(threads, static_cast<double>(bytes) * columns, kBytesPerThread);
+    return useful_threads(threads, static_cast<double>(bytes) * columns, kBytes);
 }
 
 }  // namespace

@@ -10,8 +10,8 @@
 namespace gsa {
 namespace {
 
-// To read: less per thread is not worth waking one, which takes some ten microseconds.
-constexpr double kBytesPerThread = 512 << 10;
+// Bytes to read that are worth a thread.
+constexpr Worth kBytes{16 << 10, 512 << 10};
 // What a thread takes at a time: a few microseconds of work.
 constexpr int64_t kBytesPerPiece = 64 << 10;
 
@@ -142,7 +142,7 @@ extern "C" int gsa_matvec(const GsaMatrix* matrix, int input, const float* x, co
     if (!prepare(kernels, m, {input, x, norm, epsilon}, activations, columns)) return 1;
     const int64_t blocks = (m.N + kBlockRows - 1) / kBlockRows;
     Job job{&kernels, &m, &columns, residual, y, Pieces(blocks, bytes_of(m))};
-    as_they_come(useful_threads(threads, static_cast<double>(bytes_of(m)), kBytesPerThread), work, &job);
+    as_they_come(useful_threads(threads, static_cast<double>(bytes_of(m)), kBytes), work, &job);
     return 0;
 }
 
@@ -151,7 +151,7 @@ extern "C" void gsa_unpack(const GsaMatrix* matrix, float* out, int threads) {
     const Matrix m = described(*matrix);
     const int64_t bytes = 4 * m.N * m.K;
     Unpacking unpacking{isa().linear, &m, out, Pieces(m.N, bytes)};
-    as_they_come(useful_threads(threads, static_cast<double>(bytes), kBytesPerThread), unpack_share, &unpacking);
+    as_they_come(useful_threads(threads, static_cast<double>(bytes), kBytes), unpack_share, &unpacking);
 }
 
 extern "C" uint64_t gsa_read(const void* const* parts, const int64_t* bytes, int64_t count, int threads) {

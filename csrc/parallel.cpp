@@ -1,12 +1,14 @@
 #include "parallel.h"
 
 #include <pthread.h>
-#include <signal.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <new>
 
+#include "crowd.h"
 #include "native.h"
+#include "threads.h"
 #include "waiting.h"
 
 namespace gsa {
@@ -31,6 +33,45 @@ struct Helper {
     Helper* next;
 };
 
+// GOMP_parallel and its companions, from the OpenMP library that torch has loaded.
+typedef int (*Query)();
+ForkJoin fork_join = nullptr;
+Query thread_num = nullptr;
+Query num_threads = nullptr;
+
+// OpenMP's threads do not survive a fork, and their library does not notice: a child must not wait for them.
+std::atomic<bool> forked{false};
+
+struct Call {
+    Work work;
+    void* context;
+};
+
+void enter(void* data) {
+    const Call& call = *static_cast<Call*>(data);
+    call.work(call.context, thread_num(), num_threads());
+}
+
+void forget_all();
+
+void prepare_for_forks() {
+    static std::atomic<bool> prepared{false};
+    if (!prepared.load(std::memory_order_relaxed) && !prepared.exchange(true))
+        pthread_atfork(nullptr, nullptr, forget_all);
+}
+
+// Whether the threads of torch's OpenMP did it: they do, so that the two never compete for the cores, unless other
+// processes are in the way.
+bool on_openmp(int threads, Work work, void* context) {
+    prepare_for_forks();
+    if (forked.load(std::memory_order_relaxed)) return false;
+    watch_crowd(threads);
+    if (fork_join == nullptr || crowded()) return false;
+    Call call{work, context};
+    fork_join(enter, &call, static_cast<unsigned>(threads), 0);
+    return true;
+}
+
 bool every_thread = false;           // whatever the work
 thread_local int threads_asked = 1;  // by the last call
 
@@ -40,6 +81,7 @@ int helpers = 0;            // how many there are
 
 void* serve(void* data) {
     Helper& me = *static_cast<Helper*>(data);
+    name_thread("gsa helper");
     for (;;) {
         wait_while(me.state, kResting);
         if (!replace(me.state, kCalled, kJoined)) continue;
@@ -52,30 +94,20 @@ void* serve(void* data) {
 
 // Threads do not survive a fork: a child starts with none.
 void forget_all() {
+    forked.store(true);
     mutex = PTHREAD_MUTEX_INITIALIZER;
     resting = nullptr;
     helpers = 0;
 }
 
 Helper* start() {
-    static bool watching = false;
-    if (!watching) pthread_atfork(nullptr, nullptr, forget_all);
-    watching = true;
     void* space = nullptr;
     if (posix_memalign(&space, alignof(Helper), sizeof(Helper)) != 0) return nullptr;
     Helper* helper = new (space) Helper{};
-    // Signals are for the threads of the program.
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    pthread_t thread;
-    const int code = pthread_create(&thread, nullptr, serve, helper);
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    if (code != 0) {
+    if (!start_thread(serve, helper)) {
         std::free(space);
         return nullptr;
     }
-    pthread_detach(thread);
     helpers++;
     return helper;
 }
@@ -111,14 +143,16 @@ void give_back(Helper** taken, int count) {
 
 }  // namespace
 
-int useful_threads(int threads, double work, double per_thread) {
-    const double most = work / per_thread;
+int useful_threads(int threads, double work, Worth per_thread) {
+    const double most = work / (crowded() ? per_thread.crowded : per_thread.calm);
     if (every_thread || most >= threads) return threads;
     return most < 1 ? 1 : static_cast<int>(most);
 }
 
 void as_team(int threads, Work work, void* context) {
     threads_asked = threads;
+    if (threads <= 1) return work(context, 0, 1);
+    if (on_openmp(threads, work, context)) return;
     Helper* taken[kMaxHelpers];
     Helper* joined[kMaxHelpers + 1];
     const int got = take(taken, threads - 1);
@@ -145,6 +179,8 @@ void as_team(int threads, Work work, void* context) {
 
 void as_they_come(int threads, Work work, void* context) {
     threads_asked = threads;
+    if (threads <= 1) return work(context, 0, 1);
+    if (on_openmp(threads, work, context)) return;
     Helper* taken[kMaxHelpers];
     const int got = take(taken, threads - 1);
     for (int i = 0; i < got; i++) {
@@ -163,6 +199,16 @@ void as_they_come(int threads, Work work, void* context) {
 
 }  // namespace gsa
 
+extern "C" void gsa_use_openmp(void* gomp_parallel, void* omp_get_thread_num, void* omp_get_num_threads) {
+    using namespace gsa;
+    fork_join = reinterpret_cast<ForkJoin>(gomp_parallel);
+    thread_num = reinterpret_cast<Query>(omp_get_thread_num);
+    num_threads = reinterpret_cast<Query>(omp_get_num_threads);
+    tell_of_openmp(fork_join);
+}
+
 extern "C" void gsa_use_every_thread(int yes) { gsa::every_thread = yes != 0; }
 
 extern "C" int gsa_threads_asked(void) { return gsa::threads_asked; }
+
+extern "C" void gsa_watch_crowd(int threads) { gsa::watch_crowd(threads); }

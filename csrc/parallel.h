@@ -14,11 +14,16 @@ void as_team(int threads, Work work, void* context);
 // Nobody may wait for another, and work must return only when no piece is left to take.
 void as_they_come(int threads, Work work, void* context);
 
-// Threads that pay, of those that may be used, for a call of so much work: one more for each `per_thread` of it.
-int useful_threads(int threads, double work, double per_thread);
+// Work that is worth a thread: where it has a core of its own, and where other processes want the cores, too. There
+// every meeting may be with a thread that has just lost its core, and takes milliseconds then.
+struct Worth {
+    double calm, crowded;
+};
 
-// Work that is worth a thread in calls of the operators: a few hundred microseconds. Waking one takes some ten of them,
-// and beside other busy processes a short call would often wait for a thread that has just lost its core.
-constexpr double kOperationsPerThread = 1e7;
+// Threads that pay, of those that may be used, for a call of so much work.
+int useful_threads(int threads, double work, Worth per_thread);
+
+// Of the operators, in operations: some ten and a few hundred microseconds.
+constexpr Worth kOperations{1e6, 1e7};
 
 }  // namespace gsa

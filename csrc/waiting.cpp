@@ -10,12 +10,15 @@
 #include <pthread.h>
 #endif
 
+#include "crowd.h"
+
 namespace gsa {
 namespace {
 
-// How long a thread keeps its core while it waits: about what falling asleep and waking up cost together. Beside other
-// busy processes a partner may have lost its core for some milliseconds, and whoever spins that long loses its own.
-constexpr int kSpinMicroseconds = 5;
+// How long a thread keeps its core while it waits. Partners that have cores of their own come within microseconds, and
+// falling asleep would cost more. Where other processes want the cores, a partner may be gone for milliseconds, and
+// whoever spins that long loses its own core, too.
+constexpr int kSpinMicroseconds = 200, kCrowdedMicroseconds = 5;
 constexpr int kLooksPerClock = 16;  // reading the clock takes longer than looking
 
 inline void relax() {
@@ -93,7 +96,7 @@ void spin_while(const Signal& signal, uint32_t value, int microseconds) {
 }
 
 void wait_while(Signal& signal, uint32_t value) {
-    spin_while(signal, value, kSpinMicroseconds);
+    spin_while(signal, value, crowded() ? kCrowdedMicroseconds : kSpinMicroseconds);
     if (value_of(signal) != value) return;
     __atomic_add_fetch(&signal.sleepers, 1, __ATOMIC_SEQ_CST);
     while (__atomic_load_n(&signal.value, __ATOMIC_SEQ_CST) == value) sleep_while(signal, value);

@@ -60,6 +60,17 @@ def test_training_learns_and_leaves_a_model(whole: Path) -> None:
     assert [line["step"] for line in lines if "eval_loss" in line] == [4, 8, 12]
 
 
+def test_no_step_is_told_to_be_faster_than_the_machine(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even if the machine's rate was measured while something else took nearly all of it."""
+    monkeypatch.setattr("gsa.train.peak.matmul_peak", lambda device, dtype: 1.0)
+    train(run_settings(folder, str(tmp_path / "run"), steps=3))
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert len(lines) == 3
+    assert all(0 < line["peak_share"] <= 1 for line in lines)
+
+
 @pytest.mark.parametrize("at", [1, 3, 7, 11])
 def test_an_interrupted_run_ends_with_the_same_bits(
     folder: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int

@@ -70,7 +70,6 @@ def measure(processes: int, quick: bool, tick: Callable[[str], None]) -> dict[st
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "isa": library.isa(),
-        "spin": os.environ.get("GOMP_SPINCOUNT"),
         "rows": rows,
     }
 
@@ -168,9 +167,8 @@ def busy_table(report: dict[str, Any]) -> Table:
         Column("default", lambda row: row["rates"]["default"], "{:.1f}/s"),
         Column("share of the better", "share", "{:.2f}x"),
     ]
-    spin = "its own" if report["spin"] is None else report["spin"]
     notes = [
         "default: as many threads as the work is worth; averages of settings that took turns",
-        f"{report['isa']}, torch {report['torch']}, spin count of torch's threads: {spin}",
+        f"{report['isa']}, torch {report['torch']}",
     ]
     return Table("Threads on a busy machine", columns, report["rows"], notes)

@@ -7,13 +7,10 @@ import sys
 
 from gsa.cli.console import tell
 from gsa.errors import GSAError, memory_errors
-from gsa.threads import let_threads_sleep
 
 
 def main(args: list[str] | None = None) -> None:
     """Runs the command line; errors a user can cause end in one line and exit code 2, Ctrl-C in 130."""
-    if "torch" not in sys.modules:  # in a program that has it already, its threads are not this command's to change
-        let_threads_sleep()
     try:
         try:
             with memory_errors("command"):

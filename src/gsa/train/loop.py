@@ -19,6 +19,7 @@ from gsa.data.batches import MicroBatch, Rows, Steps
 from gsa.errors import GSAError
 from gsa.models.checkpoint import load_model
 from gsa.models.lm import LM
+from gsa.ops.native import library
 from gsa.train.evaluation import evaluate
 from gsa.train.folder import RunFolder
 from gsa.train.metrics import Metrics
@@ -109,6 +110,8 @@ class Trainer:
         settings, plan, position = self.plan.settings, self.plan, self.position
         if not progress.quiet:
             self.say = progress.note
+        if library.unavailable(self.strategy.device) is None:
+            library.watch_crowd()
         peak = Peak(self.strategy.device, PRECISIONS[settings.precision], self.strategy.world_size)
         flops = flops_per_token(plan.config, settings.length)
         batches = self.data.run(position.step, plan.steps, settings.workers)

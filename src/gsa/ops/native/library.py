@@ -26,6 +26,10 @@ _FUNCTIONS = (
     "gsa_isas",
     "gsa_isa",
     "gsa_use_isa",
+    "gsa_use_openmp",
+    "gsa_watch_crowd",
+    "gsa_crowded",
+    "gsa_assume_crowd",
     "gsa_use_every_thread",
     "gsa_threads_asked",
     "gsa_linear_attention",
@@ -95,6 +99,25 @@ def use_every_thread(yes: bool) -> None:
     library().gsa_use_every_thread(int(yes))
 
 
+def watch_crowd() -> None:
+    """Notices from now on when other processes want the cores, and has waiting threads, torch's too, sleep soon then.
+
+    Calls of the engine with several threads do so by themselves; this is for those who compute with torch alone.
+    """
+    if torch.get_num_threads() > 1:
+        library().gsa_watch_crowd(torch.get_num_threads())
+
+
+def crowded() -> bool:
+    """Whether other processes want the cores, as far as it is watched."""
+    return bool(library().gsa_crowded())
+
+
+def assume_crowd(crowd: bool | None) -> None:
+    """What to believe of that instead of what is noticed; None goes on watching."""
+    library().gsa_assume_crowd(-1 if crowd is None else int(crowd))
+
+
 def threads_asked() -> int:
     """How many threads the last call from this thread found worth its work, of torch's."""
     return int(library().gsa_threads_asked())
@@ -121,6 +144,8 @@ def _load() -> ctypes.CDLL | str:
     for name in ("gsa_isa", "gsa_isas"):
         getattr(lib, name).restype = ctypes.c_char_p
     lib.gsa_use_isa.argtypes = [ctypes.c_char_p]
+    lib.gsa_use_openmp.argtypes = [ctypes.c_void_p] * 3
+    _share_threads(lib)
     wanted = os.environ.get("GSA_NATIVE_ISA")
     if wanted and lib.gsa_use_isa(wanted.encode()):
         return f"GSA_NATIVE_ISA asks for {wanted!r}, which this machine or build does not have"
@@ -133,6 +158,14 @@ def _find() -> str | None:
             if (Path(folder) / name).exists():
                 return str(Path(folder) / name)
     return None
+
+
+def _share_threads(lib: ctypes.CDLL) -> None:
+    """Hands over torch's OpenMP library, so that both work on the same threads."""
+    process = ctypes.CDLL(None)
+    names = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
+    if all(hasattr(process, name) for name in names):
+        lib.gsa_use_openmp(*(ctypes.cast(getattr(process, name), ctypes.c_void_p) for name in names))
 
 
 # Once, when this module is imported, and in plain variables: torch.compile reads those, and not what a cache hides.

@@ -1,4 +1,4 @@
-"""Threads of the native engine: as many as the work is worth, asleep when they wait, and no more of them than asked for.
+"""Threads of the native engine: as many as the work is worth, asleep when they wait, and never more than asked for.
 
 What depends on the system's scheduler runs in processes of its own; no test looks at a clock for speed.
 """

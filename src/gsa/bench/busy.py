@@ -25,13 +25,17 @@ while os.getppid() == int(sys.argv[1]):
 
 
 def busy(
-    processes: int | None = None, quick: bool = False, threads: int | None = None, json: bool = False, markdown: bool = False
+    processes: int | None = None,
+    quick: bool = False,
+    threads: int | None = None,
+    json: bool = False,
+    markdown: bool = False,
 ) -> None:
     """Speed with the threads chosen by default, beside one thread and all of them, while other processes are busy.
 
     Decoding with gsa-tiny and in the shape of SmolLM2-135M, calls of the operator, and training steps, first on the
     machine as it is, then beside processes that never rest. The three settings take turns, and rates are averages: the
-    best of several runs would not show what a busy machine does. Takes about two minutes.
+    best of several runs would not show what a busy machine does. Nothing else should run meanwhile. Takes a minute.
 
     Args:
         processes: How many busy processes; as many as torch has threads by default.
@@ -62,7 +66,7 @@ def measure(processes: int, quick: bool, tick: Callable[[str], None]) -> dict[st
         with busy_processes(number):
             for name, run in works.items():
                 tick(f"{name}, beside {number} busy processes")
-                rates, asked = compare(run, 2 if quick else 8)
+                rates, asked = compare(run, 2 if quick else 5)
                 best = max(rates["one"], rates["all"])
                 row = {"work": name, "busy": number, "asked": asked, "rates": rates, "share": rates["default"] / best}
                 rows.append(row)
@@ -145,8 +149,8 @@ def busy_processes(number: int) -> Iterator[list[subprocess.Popen[bytes]]]:
     """So many processes that compute without rest, for a while; they also end when this process does."""
     started: list[subprocess.Popen[bytes]] = []
     try:
-        for _ in range(number):
-            started.append(subprocess.Popen([sys.executable, "-S", "-c", BUSY, str(os.getpid())]))
+        command = [sys.executable, "-S", "-c", BUSY, str(os.getpid())]
+        started.extend(subprocess.Popen(command) for _ in range(number))
         if started:
             time.sleep(0.5)  # until they compute
         yield started

@@ -203,7 +203,9 @@ def show(estimate: Estimate, console: Console | None = None) -> None:
             table.add_row(f"  {name}", gigabytes(size))
     table.add_row("tokens", f"{estimate.tokens:,}: {estimate.steps:,} steps of {estimate.tokens_per_step:,}")
     table.add_row("work", f"{estimate.flops_per_step:.2e} FLOPs a step")
-    table.add_row("time", f"{_between(estimate.seconds, duration)}: {_between(estimate.seconds_per_step, _digits)} s a step")
+    table.add_row(
+        "time", f"{_between(estimate.seconds, duration)}: {_between(estimate.seconds_per_step, _digits)} s a step"
+    )
     console.print(table)
     if estimate.disturbed:
         console.print(

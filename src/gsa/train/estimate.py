@@ -15,6 +15,7 @@ from gsa.errors import GSAError
 from gsa.models.config import ModelConfig
 from gsa.models.init import without_memory
 from gsa.models.lm import LM
+from gsa.ops.native import library
 from gsa.train.measure import Batch, Part, Seconds, measure_block, measure_ends, measure_update
 from gsa.train.peak import flops_per_token, matmul_peak
 from gsa.train.strategies import PRECISIONS, STRATEGIES
@@ -108,6 +109,8 @@ def estimate(
         raise GSAError(f"estimate: zero_stage must be 1, 2 or 3, got {zero_stage}")
     with without_memory():
         parameters = LM(config).num_parameters
+    if library.unavailable(device) is None:
+        library.watch_crowd()
     dtype, layers = PRECISIONS[precision], Counter(config.layers)
     batch = Batch(rows, length, reset_at_documents, device, dtype, matmul_peak(device, dtype))
     with torch.random.fork_rng([device] if device.type == "cuda" else []):

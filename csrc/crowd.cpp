@@ -22,6 +22,33 @@ constexpr int kWindowMilliseconds = 50;
 constexpr double kCrowded = 0.15;  // of a window, waited by all threads together
 constexpr double kCalm = 0.05;
 constexpr int kCalmWindows = 10;  // in a row, before the machine counts as calm again
+// Threads that sleep and wake wait a little for cores even where nobody else wants them. So a crowd is also doubted
+// after so many windows: calm is tried, and if that was wrong the next doubt comes later.
+constexpr int kFirstDoubt = 20, kLastDoubt = 80;
+
+// What is believed, window by window.
+struct Belief {
+    bool crowded = false;
+    int calm = 0;   // windows in a row with little waiting
+    int since = 0;  // windows since the belief changed
+    int doubt = kFirstDoubt;
+
+    void see(double share) {
+        calm = share > kCalm ? 0 : calm + 1;
+        since++;
+        if (!crowded && share > kCrowded) {
+            doubt = since > kCalmWindows ? kFirstDoubt : doubt * 2 < kLastDoubt ? doubt * 2 : kLastDoubt;
+            change();
+        } else if (crowded && (calm >= kCalmWindows || since >= doubt)) {
+            change();
+        }
+    }
+
+    void change() {
+        crowded = !crowded;
+        since = 0;
+    }
+};
 
 std::atomic<bool> crowd{false};
 std::atomic<bool> watching{false};
@@ -81,17 +108,15 @@ void decide(bool now_crowded) {
 void* watch(void*) {
     name_thread("gsa watch");
     int64_t before = waited(), then = nanoseconds_now();
-    int calm = 0;
+    Belief belief;
+    belief.since = kCalmWindows;
     while (before >= 0) {
         const timespec window{0, kWindowMilliseconds * 1000000};
         nanosleep(&window, nullptr);
         const int64_t after = waited(), now = nanoseconds_now();
         const double share = static_cast<double>(after - before) / static_cast<double>(now - then);
-        calm = share > kCalm ? 0 : calm + 1;
-        if (!decided.load()) {
-            if (share > kCrowded) decide(true);
-            if (calm >= kCalmWindows) decide(false);
-        }
+        belief.see(share);
+        if (!decided.load()) decide(belief.crowded);
         before = after;
         then = now;
     }
@@ -127,4 +152,12 @@ extern "C" int gsa_crowded(void) { return gsa::crowded(); }
 extern "C" void gsa_assume_crowd(int crowd) {
     gsa::decided.store(crowd >= 0);
     if (crowd >= 0) gsa::decide(crowd != 0);
+}
+
+extern "C" void gsa_believe(const double* shares, int count, int* crowded) {
+    gsa::Belief belief;
+    for (int i = 0; i < count; i++) {
+        belief.see(shares[i]);
+        crowded[i] = belief.crowded;
+    }
 }

@@ -36,6 +36,9 @@ GSA_API void gsa_watch_crowd(int threads);
 /* Whether they do; and what to believe of that instead, 0 or 1, or -1 to go on watching. */
 GSA_API int gsa_crowded(void);
 GSA_API void gsa_assume_crowd(int crowd);
+/* What is believed after each of `count` windows of 50 ms in which threads waited such shares of the time for a core.
+ */
+GSA_API void gsa_believe(const double* shares, int count, int* crowded);
 /* Calls use as many of their threads as their work is worth, or, after 1, all of them; for tests. */
 GSA_API void gsa_use_every_thread(int yes);
 /* How many threads the last call on this thread wanted. */

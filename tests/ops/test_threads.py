@@ -202,6 +202,20 @@ with busy_processes(2 * os.cpu_count()):
     assert alone(code) is True
 
 
+def test_a_crowd_is_believed_at_once_and_doubted_now_and_then() -> None:
+    """Threads of one process wait for each other, too: calm must be tried to see whether the others are gone."""
+    seen = library.believed([0.0] * 20 + [0.5] * 2000)
+    assert not any(seen[:20])
+    assert seen[20]
+    assert sum(seen[20:]) > 0.97 * 2000  # a window in four seconds is tried
+    assert not all(seen[-100:])
+    gone = library.believed([0.5] * 5 + [0.1] * 200)
+    assert gone[5]
+    assert not any(gone[40:])
+    rested = library.believed([0.5] * 5 + [0.0] * 200)
+    assert not any(rested[20:])
+
+
 def test_busy_processes_end() -> None:
     with busy_processes(2) as started:
         assert all(process.poll() is None for process in started)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ _FUNCTIONS = (
     "gsa_watch_crowd",
     "gsa_crowded",
     "gsa_assume_crowd",
+    "gsa_believe",
     "gsa_use_every_thread",
     "gsa_threads_asked",
     "gsa_linear_attention",
@@ -116,6 +118,13 @@ def crowded() -> bool:
 def assume_crowd(crowd: bool | None) -> None:
     """What to believe of that instead of what is noticed; None goes on watching."""
     library().gsa_assume_crowd(-1 if crowd is None else int(crowd))
+
+
+def believed(shares: Sequence[float]) -> list[bool]:
+    """Whether there is a crowd, after windows of 50 ms in which threads waited such shares of the time for a core."""
+    count, crowd = len(shares), (ctypes.c_int * len(shares))()
+    library().gsa_believe((ctypes.c_double * count)(*shares), count, crowd)
+    return [bool(value) for value in crowd]
 
 
 def threads_asked() -> int:

@@ -271,7 +271,7 @@ template <class Task, class Call>
 void run(const Call& call, int threads, char* memory) {
     Arena arena{memory};
     Task task(call, threads, arena);
-    parallel(threads, [](void* context, int rank, int size) { static_cast<Task*>(context)->run(rank, size); }, &task);
+    as_team(threads, [](void* context, int rank, int size) { static_cast<Task*>(context)->run(rank, size); }, &task);
 }
 
 }  // namespace

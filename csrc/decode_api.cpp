@@ -3,18 +3,19 @@
 #include "isa.h"
 #include "memory.h"
 #include "native.h"
+#include "parallel.h"
 
 namespace gsa {
 namespace {
 
 thread_local WorkingMemory memory;
 
-// Threads meet after every product: one that has less to read than this each time is not worth it.
-constexpr int64_t kBytesPerThread = 16 << 10;
+// Bytes of weights, read for one token, that are worth a thread. Threads meet after every product.
+constexpr Worth kBytes{2 << 20, 12 << 20};
 
-int useful(int threads, int64_t bytes, int64_t products) {
-    const int64_t most = 1 + bytes / products / kBytesPerThread;
-    return most < threads ? static_cast<int>(most) : threads;
+int useful(int threads, int64_t bytes, int count) {
+    const double columns = (7 + count) / 8.0;  // what is read once serves all of them
+    return useful_threads(threads, static_cast<double>(bytes) * columns, kBytes);
 }
 
 }  // namespace
@@ -32,7 +33,7 @@ extern "C" int gsa_decode(const GsaDecoder* decoder, const int64_t* ids, const i
         const GsaMatrix* const large[] = {&block.q, &block.o, &block.gate, &block.up, &block.down};
         for (const GsaMatrix* matrix : large) bytes += bytes_of(described(*matrix));
     }
-    threads = useful(threads, bytes, 4 * decoder->block_count + 1);
+    threads = useful(threads, bytes, count);
     char* space = memory.get(kernels.decode_size(call, threads));
     if (space == nullptr) return 1;
     kernels.decode(call, threads, space);
@@ -43,6 +44,9 @@ extern "C" int gsa_products(const GsaMatrix* const* matrices, int64_t count, con
                             int threads) {
     const DecodeKernels& kernels = *isa().decode;
     const ProductsCall call{matrices, count, *isa().linear, x, activations, y};
+    int64_t bytes = 0;
+    for (int64_t i = 0; i < count; i++) bytes += bytes_of(described(*matrices[i]));
+    threads = useful(threads, bytes, 1);
     char* space = memory.get(kernels.products_size(call, threads));
     if (space == nullptr) return 1;
     kernels.products(call, threads, space);

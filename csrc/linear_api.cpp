@@ -10,8 +10,33 @@
 namespace gsa {
 namespace {
 
-// Less than this per thread is not worth waking one.
-constexpr int64_t kBytesPerThread = 16 << 10;
+// Bytes to read that are worth a thread.
+constexpr Worth kBytes{16 << 10, 512 << 10};
+// What a thread takes at a time: a few microseconds of work.
+constexpr int64_t kBytesPerPiece = 64 << 10;
+
+// Rows, or blocks of them, that whoever comes first takes piece by piece.
+class Pieces {
+   public:
+    Pieces(int64_t count, int64_t bytes) : count_(count) {
+        const int64_t pieces = bytes / kBytesPerPiece;
+        size_ = pieces < 1 ? count : (count + pieces - 1) / pieces;
+        if (size_ < 1) size_ = 1;
+    }
+
+    // The next piece; false if there is none.
+    bool take(int64_t& begin, int64_t& end) {
+        begin = next_.fetch_add(size_, std::memory_order_relaxed);
+        if (begin >= count_) return false;
+        end = begin + size_ < count_ ? begin + size_ : count_;
+        return true;
+    }
+
+   private:
+    const int64_t count_;
+    int64_t size_;
+    std::atomic<int64_t> next_{0};
+};
 
 thread_local WorkingMemory memory;
 
@@ -62,26 +87,27 @@ struct Job {
     const Columns* columns;
     const float* residual;
     float* y;
+    Pieces pieces;  // of blocks of rows
 };
 
-void work(void* context, int rank, int size) {
-    const Job& job = *static_cast<const Job*>(context);
-    const int64_t blocks = (job.matrix->N + kBlockRows - 1) / kBlockRows;
-    job.kernels->multiply(*job.matrix, *job.columns, job.residual, job.y, job.matrix->N, blocks * rank / size,
-                          blocks * (rank + 1) / size);
+void work(void* context, int, int) {
+    Job& job = *static_cast<Job*>(context);
+    for (int64_t begin, end; job.pieces.take(begin, end);)
+        job.kernels->multiply(*job.matrix, *job.columns, job.residual, job.y, job.matrix->N, begin, end);
 }
 
 struct Unpacking {
     const LinearKernels* kernels;
     const Matrix* matrix;
     float* out;
+    Pieces pieces;  // of rows
 };
 
-void unpack_share(void* context, int rank, int size) {
-    const Unpacking& unpacking = *static_cast<const Unpacking*>(context);
+void unpack_share(void* context, int, int) {
+    Unpacking& unpacking = *static_cast<Unpacking*>(context);
     const Matrix& m = *unpacking.matrix;
-    for (int64_t row = m.N * rank / size; row < m.N * (rank + 1) / size; row++)
-        unpacking.kernels->unpack(m, row, unpacking.out + row * m.K);
+    for (int64_t begin, end; unpacking.pieces.take(begin, end);)
+        for (int64_t row = begin; row < end; row++) unpacking.kernels->unpack(m, row, unpacking.out + row * m.K);
 }
 
 struct Reading {
@@ -114,23 +140,23 @@ extern "C" int gsa_matvec(const GsaMatrix* matrix, int input, const float* x, co
     Columns columns{};
     columns.count = count;
     if (!prepare(kernels, m, {input, x, norm, epsilon}, activations, columns)) return 1;
-    Job job{&kernels, &m, &columns, residual, y};
-    const int64_t useful = 1 + bytes_of(m) / kBytesPerThread;
-    parallel(useful < threads ? static_cast<int>(useful) : threads, work, &job);
+    const int64_t blocks = (m.N + kBlockRows - 1) / kBlockRows;
+    Job job{&kernels, &m, &columns, residual, y, Pieces(blocks, bytes_of(m))};
+    as_they_come(useful_threads(threads, static_cast<double>(bytes_of(m)), kBytes), work, &job);
     return 0;
 }
 
 extern "C" void gsa_unpack(const GsaMatrix* matrix, float* out, int threads) {
     using namespace gsa;
     const Matrix m = described(*matrix);
-    Unpacking unpacking{isa().linear, &m, out};
-    const int64_t useful = 1 + 4 * m.N * m.K / kBytesPerThread;
-    parallel(useful < threads ? static_cast<int>(useful) : threads, unpack_share, &unpacking);
+    const int64_t bytes = 4 * m.N * m.K;
+    Unpacking unpacking{isa().linear, &m, out, Pieces(m.N, bytes)};
+    as_they_come(useful_threads(threads, static_cast<double>(bytes), kBytes), unpack_share, &unpacking);
 }
 
 extern "C" uint64_t gsa_read(const void* const* parts, const int64_t* bytes, int64_t count, int threads) {
     using namespace gsa;
     Reading reading{isa().linear, parts, bytes, count};
-    parallel(threads, read_share, &reading);
+    as_team(threads, read_share, &reading);
     return reading.total.load();
 }

@@ -31,6 +31,18 @@ GSA_API int gsa_use_isa(const char* name);
 
 /* Entry points of the OpenMP library that torch uses; all null: threads of our own. */
 GSA_API void gsa_use_openmp(void* gomp_parallel, void* omp_get_thread_num, void* omp_get_num_threads);
+/* Watches from now on whether other processes want the cores too; calls with several threads do so by themselves. */
+GSA_API void gsa_watch_crowd(int threads);
+/* Whether they do; and what to believe of that instead, 0 or 1, or -1 to go on watching. */
+GSA_API int gsa_crowded(void);
+GSA_API void gsa_assume_crowd(int crowd);
+/* What is believed after each of `count` windows of 50 ms in which threads waited such shares of the time for a core.
+ */
+GSA_API void gsa_believe(const double* shares, int count, int* crowded);
+/* Calls use as many of their threads as their work is worth, or, after 1, all of them; for tests. */
+GSA_API void gsa_use_every_thread(int yes);
+/* How many threads the last call on this thread wanted. */
+GSA_API int gsa_threads_asked(void);
 
 /* The operator. Letters: B rows of the batch, T time, N sequences, H heads of keys and values, R query heads of each of
    them, HQ = H * R, K and V widths of keys and values, M slots. */

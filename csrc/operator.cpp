@@ -18,7 +18,7 @@ bool run(const typename Op::Call& call, bool backward, const Plan& plan, char* m
     Schedule<T, Op> schedule{call, backward, plan, memory, per_thread, heads_at_once<T, Op>(call, plan), barriers};
     schedule.units = call.shape.sequences * schedule.groups();
     schedule.share(plan.threads < kMaxTeams ? plan.threads : kMaxTeams);
-    parallel(plan.threads, Schedule<T, Op>::thread, &schedule);
+    (schedule.together > 0 ? as_team : as_they_come)(plan.threads, Schedule<T, Op>::thread, &schedule);
     return !schedule.bad_gates;
 }
 
@@ -46,7 +46,7 @@ bool slot_attention(const GsaSlotAttention& call, bool backward, const Plan& pla
 template <class T>
 void run_step(const GsaStep& call, int threads, char* memory) {
     Step<T> step{call, memory, 0};
-    parallel(threads, Step<T>::thread, &step);
+    as_they_come(threads, Step<T>::thread, &step);
 }
 
 size_t step_size(const GsaStep& call) {

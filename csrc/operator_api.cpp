@@ -33,7 +33,7 @@ int run(const Call& call, bool backward, double operations, size_t (*size)(const
     std::stable_sort(order.data(), order.data() + shape.sequences, [&](int64_t a, int64_t b) {
         return shape.stops[a] - shape.starts[a] > shape.stops[b] - shape.starts[b];
     });
-    const Plan plan{order.data(), first_mark.data(), useful_threads(shape.threads, operations)};
+    const Plan plan{order.data(), first_mark.data(), useful_threads(shape.threads, operations, kOperations)};
     const size_t per_thread = size(call, backward, plan);
     char* space = memory.get(per_thread * static_cast<size_t>(plan.threads));
     if (space == nullptr) return GSA_STATUS_NO_MEMORY;
@@ -63,7 +63,7 @@ extern "C" int gsa_slot_attention(const GsaSlotAttention* call, int backward) {
 extern "C" int gsa_slot_attention_step(const GsaStep* call) {
     const double operations =
         static_cast<double>(call->batch) * call->heads * (call->q.width + call->v.width) * call->g.width * 10;
-    const int threads = useful_threads(call->threads, operations);
+    const int threads = useful_threads(call->threads, operations, kOperations);
     const OperatorKernels& kernels = *isa().operators;
     if (call->check && !kernels.good_gates(*call)) return GSA_STATUS_BAD_GATES;
     char* space = memory.get(kernels.step_size(*call) * static_cast<size_t>(threads));

@@ -1,4 +1,4 @@
-// Threads. Work runs on the OpenMP threads that torch already has, so that the two never compete for the cores.
+// Threads of the engine's own. They sleep between calls, and no call waits for one that does not get a core.
 #pragma once
 
 namespace gsa {
@@ -6,13 +6,24 @@ namespace gsa {
 typedef void (*Work)(void* context, int rank, int size);
 
 // Calls work(context, rank, size) on up to `threads` threads at once, the calling one among them, and returns when all
-// are done. `size` is the number that really run, which may be smaller than asked for.
-void parallel(int threads, Work work, void* context);
+// are done. `size` is the number that really run, which may be smaller than asked for: they may wait for each other.
+void as_team(int threads, Work work, void* context);
 
-// Threads that pay: starting one costs about as much as a million operations.
-inline int useful_threads(int threads, double operations) {
-    const double most = operations / 1e6;
-    return threads < most ? threads : most < 1 ? 1 : static_cast<int>(most);
-}
+// For work whose pieces belong to whoever takes them first: the calling thread begins at once, others up to `threads`
+// take part as they come, and those that have not come when nothing is left are not waited for. `size` is `threads`.
+// Nobody may wait for another, and work must return only when no piece is left to take.
+void as_they_come(int threads, Work work, void* context);
+
+// Work that is worth a thread: where it has a core of its own, and where other processes want the cores, too. There
+// every meeting may be with a thread that has just lost its core, and takes milliseconds then.
+struct Worth {
+    double calm, crowded;
+};
+
+// Threads that pay, of those that may be used, for a call of so much work.
+int useful_threads(int threads, double work, Worth per_thread);
+
+// Of the operators, in operations: some ten and a few hundred microseconds.
+constexpr Worth kOperations{1e6, 1e7};
 
 }  // namespace gsa

@@ -273,8 +273,8 @@ bool run(const GsaSelectiveScan& call, bool backward, const ScanPlan& plan, int 
     shared.base = memory;
     Scan<T> scan{call, backward, plan, ScanSums<T>(shared, call, backward, plan), memory + size.shared, size.per_thread,
                  0};
-    parallel(threads, Scan<T>::thread, &scan);
-    if (backward) parallel(threads, Scan<T>::finish, &scan);
+    as_they_come(threads, Scan<T>::thread, &scan);
+    if (backward) as_team(threads, Scan<T>::finish, &scan);
     return !scan.bad_gates;
 }
 

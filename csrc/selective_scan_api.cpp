@@ -36,7 +36,7 @@ extern "C" int gsa_selective_scan(const GsaSelectiveScan* call, int backward) {
     const int blocks = (call->u.width + kScanChannels - 1) / kScanChannels;
     const ScanPlan plan{first_mark.data(), first_token.data(), first_sequence.data(), static_cast<int>(runs), blocks};
     const double operations = static_cast<double>(tokens) * call->u.width * call->B.width * (backward ? 50 : 25);
-    const int threads = useful_threads(shape.threads, operations);
+    const int threads = useful_threads(shape.threads, operations, kOperations);
     const ScanKernels& kernels = *isa().scan;
     const ScanMemory size = kernels.size(*call, backward != 0, plan);
     char* space = scan_memory.get(size.shared + size.per_thread * static_cast<size_t>(threads));

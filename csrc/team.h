@@ -1,19 +1,19 @@
 // A few threads that work on the same chunk, and what a thread has yet to read. A team of one waits for nobody.
 #pragma once
 
-#include <sched.h>
-
 #include <cstddef>
+
+#include "waiting.h"
 
 namespace gsa {
 namespace GSA_ISA {
 namespace {
 
 // Where the members of a team wait until all have come. The numbers have cache lines of their own, because everybody
-// spins on `round`.
+// looks at `round`.
 struct Barrier {
     alignas(64) int waiting = 0;  // members that have come in this round
-    alignas(64) int round = 0;    // goes up when all have come
+    alignas(64) Signal round;     // goes up when all have come
 };
 
 // Rows of memory that will be read next, in spans of rows a stride apart. They are fetched into the cache bit by bit
@@ -64,15 +64,13 @@ struct Team {
     // Until all members are here. What they wrote before is then visible to all.
     void wait() const {
         if (size == 1) return;
-        const int round = __atomic_load_n(&barrier->round, __ATOMIC_RELAXED);
+        const uint32_t round = value_of(barrier->round);
         if (__atomic_add_fetch(&barrier->waiting, 1, __ATOMIC_ACQ_REL) == size) {
             __atomic_store_n(&barrier->waiting, 0, __ATOMIC_RELAXED);
-            __atomic_store_n(&barrier->round, round + 1, __ATOMIC_RELEASE);
-            return;
+            set(barrier->round, round + 1);
+        } else {
+            wait_while(barrier->round, round);
         }
-        // A member may have lost its core to another process: after a while, make room for it.
-        for (int spins = 0; __atomic_load_n(&barrier->round, __ATOMIC_ACQUIRE) == round; spins++)
-            if (spins > 2000) sched_yield();
     }
 };
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from gsa.ops.native import library
 from tests import device
 from tests.examples import register_profiles
 
@@ -49,6 +50,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _same_start() -> Iterator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
+    if library.unavailable(None) is None:
+        library.use_every_thread(True)  # where a test has several, small cases shall meet what large ones do
     torch.manual_seed(0)
     # Also fills what torch.empty returns with NaN.
     torch.use_deterministic_algorithms(True, warn_only=device.DEVICE.type != "cpu")

@@ -394,6 +394,8 @@ def test_after_a_fork() -> None:
     code = """
 import os, torch
 from gsa.ops.linear import matvec, pack
+from gsa.ops.native import library
+library.use_every_thread(True)
 torch.set_num_threads(2)
 weight, x = pack(torch.randn(500, 576), "int8"), torch.randn(576)
 y = matvec(weight, x, backend="native")

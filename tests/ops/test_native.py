@@ -150,11 +150,13 @@ def test_python_threads_and_torch_threads_at_once() -> None:
 
 
 def test_after_a_fork() -> None:
-    """OpenMP's threads are gone in a child; the engine must not wait for them. In a process of its own, to be safe."""
+    """The engine's threads are gone in a child, which must not wait for them. In a process of its own, to be safe."""
     # Small enough for torch's own operations to stay on one thread: they do wait for them.
     code = """
 import os, torch
 from gsa.ops import gated_slot_attention
+from gsa.ops.native import library
+library.use_every_thread(True)
 torch.set_num_threads(2)
 q, k, v = torch.randn(3, 2, 200, 2, 32)
 g = -torch.rand(2, 200, 2, 32)

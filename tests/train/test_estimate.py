@@ -7,14 +7,18 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
 from gsa.errors import GSAError
 from gsa.mixers.base import Options
 from gsa.models import LM, ModelConfig, preset
 from gsa.models.backbone import Block
+from gsa.train import measure, peak
 from gsa.train.estimate import Estimate, available_bytes, duration, estimate, show
-from gsa.train.peak import flops_per_token, matmul_peak
+from gsa.train.measure import Seconds
+from gsa.train.peak import Peak, flops_per_token, matmul_peak
 from tests.models.cases import CASES, VOCABULARY, config
 
 D, V, LAYERS = 32, VOCABULARY, 3
@@ -63,6 +67,30 @@ def test_a_peak_is_a_rate(dtype: torch.dtype) -> None:
 def test_a_peak_of_what_is_no_number_is_refused() -> None:
     with pytest.raises(GSAError, match=r"dtype must be float32, bfloat16 or float16, got torch.int64"):
         matmul_peak("cpu", torch.int64)
+
+
+def peaks(monkeypatch: pytest.MonkeyPatch, *measured: float) -> Peak:
+    """A peak that is found to be these rates, one after another, and the last one from then on."""
+    rates = list(measured)
+    monkeypatch.setattr(peak, "matmul_peak", lambda device, dtype: rates.pop(0) if len(rates) > 1 else rates[0])
+    return Peak(torch.device("cpu"), torch.float32, world_size=2)
+
+
+def test_a_peak_measured_on_a_busy_machine_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = peaks(monkeypatch, 0.5e9, 5e9)
+    assert found.share(0.8e9) == pytest.approx(0.8)
+    assert found.share(9e9) == pytest.approx(0.9)
+    assert found.share(1e9) == pytest.approx(0.1)
+
+
+@given(st.floats(1e3, 1e15), st.lists(st.floats(1e3, 1e15)))
+def test_a_share_of_the_peak_is_never_above_all_of_it(rate: float, steps: list[float]) -> None:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        found = peaks(monkeypatch, rate)
+        shares = [found.share(step) for step in steps]
+    assert all(0 < share <= 1 for share in shares)
+    fastest = max([2 * rate, *steps])
+    assert [found.share(step) for step in steps] == [step / fastest for step in steps]
 
 
 BASE: dict[str, Any] = {
@@ -139,8 +167,8 @@ def test_counts_of_tokens_steps_and_bytes() -> None:
     assert found.tokens_per_step == 2 * 64 * 3 * 4
     assert found.tokens == 7 * found.tokens_per_step
     assert found.flops_per_step == flops_per_token(config("gsa"), 64) * found.tokens_per_step
-    assert found.seconds == pytest.approx(7 * found.seconds_per_step)
-    assert found.seconds_per_step > 0
+    assert found.seconds == found.seconds_per_step * 7
+    assert 0 < found.seconds_per_step.low <= found.seconds_per_step.high
     weights = 4 * found.parameters
     assert (found.weight_bytes, found.gradient_bytes) == (weights, weights)
     assert (found.optimizer_bytes, found.ema_bytes) == (2 * weights, 0)
@@ -242,8 +270,8 @@ SHOWN = Estimate(
     tokens_per_step=4_000_000,
     steps=25_000,
     tokens=100_000_000_000,
-    seconds_per_step=1.5,
-    seconds=37_500.0,
+    seconds_per_step=Seconds(1.5, 1.6),
+    seconds=Seconds(37_500.0, 40_000.0),
     measured_tokens=512,
     scaled=True,
 )
@@ -263,12 +291,48 @@ def test_an_estimate_is_shown_in_plain_words() -> None:
         "memory 21.1 GB of 24.0 GB a process",
         "activations 900 MB",
         "tokens 100,000,000,000: 25,000 steps of 4,000,000",
-        "time 10 h 25 min: 1.5 s a step",
+        "time 10 h 25 min to 11 h 6 min: 1.5 to 1.6 s a step",
         "Measured on 512 tokens and scaled",
     ):
         assert words in text
     assert "average" not in text
+    assert "Other processes" not in text
     assert "does not fit" not in text
+
+
+def test_a_range_of_one_time_is_one_time() -> None:
+    exact = replace(SHOWN, seconds=Seconds(37_500.0, 37_510.0), seconds_per_step=Seconds(1.5, 1.5))
+    assert "time 10 h 25 min: 1.5 s a step" in shown(exact)
+
+
+def test_a_measurement_that_others_disturbed_says_so() -> None:
+    """The same work took very different times."""
+    disturbed = replace(SHOWN, seconds=Seconds(37_500.0, 100_000.0))
+    assert "Other processes seem to use this machine: the shorter time is what it takes alone." in shown(disturbed)
+
+
+@given(st.lists(st.floats(1e-3, 1e3), min_size=1))
+def test_a_range_covers_the_pace_of_the_runs_it_is_made_of(runs: list[float]) -> None:
+    """So many steps at their average pace take a time within it, whatever the machine did meanwhile."""
+    found, mean = Seconds.of(runs), sum(runs) / len(runs)
+    assert found.low == min(runs)
+    assert found.low <= mean * (1 + 1e-9)
+    assert mean <= found.high * (1 + 1e-9)
+    assert found.high <= max(runs) * (1 + 1e-9)
+
+
+def test_one_slow_moment_is_not_the_whole_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of 1 s, of which others take the machine for 10 s twice: several are measured, and the first is left out."""
+    spent, now = iter([10.0, 1.0, 10.0, *[1.0] * 100]), [0.0]
+
+    def run() -> None:
+        now[0] += next(spent)
+
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(measure, "ENOUGH_SECONDS", 16.0)
+    found = measure._seconds(run, torch.device("cpu"))
+    assert found.low == 1.0
+    assert 1.0 < found.high < 4.0
 
 
 def test_what_does_not_fit_is_warned_of() -> None:

@@ -14,7 +14,7 @@ import torch
 from gsa.errors import GSAError
 from gsa.models.checkpoint import load_model
 from gsa.train.loop import Trainer
-from gsa.train.run import train
+from gsa.train.run import preview, train
 from tests.train.runs import final_weights, losses, options, prepared, run_settings, same_bits, wait_for_steps
 
 ROOT = Path(__file__).parent.parent.parent
@@ -58,6 +58,31 @@ def test_training_learns_and_leaves_a_model(whole: Path) -> None:
     assert json.loads((whole / "settings.json").read_text())["settings"]["lr"] == 3e-3
     lines = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "eval_loss" in line] == [4, 8, 12]
+
+
+def test_no_step_is_told_to_be_faster_than_the_machine(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even if the machine's rate was measured while something else took nearly all of it."""
+    monkeypatch.setattr("gsa.train.peak.matmul_peak", lambda device, dtype: 1.0)
+    train(run_settings(folder, str(tmp_path / "run"), steps=3))
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert len(lines) == 3
+    assert all(0 < line["peak_share"] <= 1 for line in lines)
+
+
+def test_a_run_and_its_estimate_watch_whether_other_processes_want_the_cores(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the mixer: torch's threads are to sleep soon then."""
+    watched: list[bool] = []
+    monkeypatch.setattr("gsa.ops.native.library.unavailable", lambda device: None)
+    monkeypatch.setattr("gsa.ops.native.library.watch_crowd", lambda: watched.append(True))
+    settings = run_settings(folder, str(tmp_path / "run"), steps=3)
+    preview(settings)
+    assert watched == [True]
+    train(settings)
+    assert watched == [True, True]
 
 
 @pytest.mark.parametrize("at", [1, 3, 7, 11])

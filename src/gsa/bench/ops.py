@@ -154,7 +154,7 @@ def contest(
 
     contenders: dict[str, Callable[[], object]] = {"sgemm": multiply}
     for i, entry in enumerate(entries):
-        contenders[f"slots {i}"], softmax = _contenders(entry, backend)
+        contenders[f"slots {i}"], softmax = slots_and_softmax(entry, backend)
         if against:
             contenders[f"softmax {i}"] = softmax
     best = race(contenders, seconds, rounds)
@@ -177,7 +177,7 @@ def contest(
     return rows, rate / 1e9
 
 
-def _contenders(entry: Entry, backend: str) -> tuple[Callable[[], object], Callable[[], object]]:
+def slots_and_softmax(entry: Entry, backend: str) -> tuple[Callable[[], object], Callable[[], object]]:
     """Gated slot attention, and softmax attention of the same width."""
     import torch
 

@@ -130,6 +130,11 @@ GSA = Group(
                     "gsa.bench.decode:decode",
                     "Decoding with gated slot attention in the shape of SmolLM2-135M, random weights.",
                 ),
+                "busy": Verb(
+                    "gsa.bench.busy:busy",
+                    "Speed with the threads chosen by default, beside one thread and all of them, while other "
+                    "processes are busy.",
+                ),
                 "train": Verb(
                     "gsa.bench.train:train",
                     "Training steps of a language model with each mixer, beside one with softmax attention.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +15,8 @@ from gsa.errors import GSAError
 from gsa.models.config import ModelConfig
 from gsa.models.init import without_memory
 from gsa.models.lm import LM
-from gsa.train.measure import Batch, Part, measure_block, measure_ends, measure_update
+from gsa.ops.native import library
+from gsa.train.measure import Batch, Part, Seconds, measure_block, measure_ends, measure_update
 from gsa.train.peak import flops_per_token, matmul_peak
 from gsa.train.strategies import PRECISIONS, STRATEGIES
 
@@ -23,6 +25,10 @@ if TYPE_CHECKING:
 
 HEAP_SHARE = 0.25
 """What malloc holds beyond what is in use, as a share of the activations: 15 to 30% in steps measured on CPUs."""
+
+
+DISTURBED = 1.5
+"""On a machine of its own, a step's slower runs take some percent longer than the best, not half as long again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,13 +54,18 @@ class Estimate:
     tokens_per_step: int
     steps: int
     tokens: int
-    seconds_per_step: float
+    seconds_per_step: Seconds
     """Without communication between processes, evaluations and checkpoints."""
-    seconds: float
+    seconds: Seconds
     measured_tokens: int
     """The fewest tokens on which a part was measured; time and memory of a micro-batch are scaled from there."""
     scaled: bool
     """Whether a micro-batch has more tokens than were measured."""
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether other processes seem to have slowed the measurement down."""
+        return self.seconds.high > DISTURBED * self.seconds.low
 
     @property
     def fits(self) -> bool | None:
@@ -98,6 +109,8 @@ def estimate(
         raise GSAError(f"estimate: zero_stage must be 1, 2 or 3, got {zero_stage}")
     with without_memory():
         parameters = LM(config).num_parameters
+    if library.unavailable(device) is None:
+        library.watch_crowd()
     dtype, layers = PRECISIONS[precision], Counter(config.layers)
     batch = Batch(rows, length, reset_at_documents, device, dtype, matmul_peak(device, dtype))
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
@@ -118,8 +131,8 @@ def estimate(
     at_once = accumulation > 1 or engine == "ddp"
     moving = activations + gradients if at_once else max(activations, gradients)
     averages = weights if ema else 0
-    micro_batch = ends.seconds + sum(kind.seconds * count for kind, count in blocks)
-    seconds_per_step = accumulation * micro_batch + update / (world_size if stage else 1)
+    micro_batch = sum((kind.seconds * count for kind, count in blocks), ends.seconds)
+    seconds_per_step = micro_batch * accumulation + update * (1 / (world_size if stage else 1))
     tokens_per_step = batch.tokens * accumulation * world_size
     measured = min(part.measured_tokens for part in (*kinds.values(), ends))
     return Estimate(
@@ -193,8 +206,14 @@ def show(estimate: Estimate, console: Console | None = None) -> None:
             table.add_row(f"  {name}", gigabytes(size))
     table.add_row("tokens", f"{estimate.tokens:,}: {estimate.steps:,} steps of {estimate.tokens_per_step:,}")
     table.add_row("work", f"{estimate.flops_per_step:.2e} FLOPs a step")
-    table.add_row("time", f"{duration(estimate.seconds)}: {estimate.seconds_per_step:.3g} s a step")
+    table.add_row(
+        "time", f"{_between(estimate.seconds, duration)}: {_between(estimate.seconds_per_step, _digits)} s a step"
+    )
     console.print(table)
+    if estimate.disturbed:
+        console.print(
+            "Other processes seem to use this machine: the shorter time is what it takes alone.", highlight=False
+        )
     if estimate.scaled:
         console.print(f"Measured on {estimate.measured_tokens:,} tokens and scaled.", highlight=False)
     if estimate.fits is False:
@@ -204,6 +223,16 @@ def show(estimate: Estimate, console: Console | None = None) -> None:
             style="bold yellow",
             highlight=False,
         )
+
+
+def _between(range_: Seconds, told: Callable[[float], str]) -> str:
+    """Both ends of a range in words, or one where they are the same words."""
+    low, high = told(range_.low), told(range_.high)
+    return low if low == high else f"{low} to {high}"
+
+
+def _digits(number: float) -> str:
+    return f"{number:.3g}"
 
 
 def gigabytes(size: int | None) -> str:

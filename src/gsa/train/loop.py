@@ -21,12 +21,13 @@ from gsa.data.tokenizer import load_tokenizer
 from gsa.errors import GSAError
 from gsa.models.checkpoint import read_model
 from gsa.models.lm import LM
+from gsa.ops.native import library
 from gsa.train.evaluation import evaluate
 from gsa.train.folder import RunFolder
 from gsa.train.metrics import Metrics
 from gsa.train.nonfinite import first_broken, told
 from gsa.train.optimizer import adamw
-from gsa.train.peak import flops_per_token, matmul_peak
+from gsa.train.peak import Peak, flops_per_token
 from gsa.train.plan import Plan
 from gsa.train.position import Outcome, Position, Spent
 from gsa.train.progress import Progress
@@ -114,7 +115,9 @@ class Trainer:
         settings, plan, position = self.plan.settings, self.plan, self.position
         if not progress.quiet:
             self.say = progress.note
-        peak = matmul_peak(self.strategy.device, PRECISIONS[settings.precision]) * self.strategy.world_size
+        if library.unavailable(self.strategy.device) is None:
+            library.watch_crowd()
+        peak = Peak(self.strategy.device, PRECISIONS[settings.precision], self.strategy.world_size)
         flops = flops_per_token(plan.config, settings.length)
         batches = self.data.run(position.step, plan.steps, settings.workers)
         stop: int | None = None
@@ -127,7 +130,7 @@ class Trainer:
                     values, stop = self._step(batch, wish)
                 seconds = time.perf_counter() - began
                 values["tokens_per_second"] = self.plan.tokens_per_step / seconds
-                values["peak_share"] = flops * values["tokens_per_second"] / peak
+                values["peak_share"] = peak.share(flops * values["tokens_per_second"])
                 if plan.eval_tokens is not None and self._due(settings.eval_every):
                     found, text = self._evaluate()
                     values |= {f"eval_{name}": value for name, value in found.items()}

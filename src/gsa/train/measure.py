@@ -6,7 +6,7 @@ Shape letters: B rows, T time, D model width.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -23,10 +23,10 @@ from gsa.models.init import initialise, without_memory
 from gsa.models.loss import LOGITS_AT_ONCE, linear_cross_entropy
 from gsa.train.peak import block_flops, synchronise
 
-WORK_SECONDS = 1.0  # for one pass forward and backward at the matmul rate; a longer one is measured on fewer tokens
+WORK_SECONDS = 0.4  # for one pass forward and backward at the matmul rate; a longer one is measured on fewer tokens
 MIN_TOKENS = 32  # to measure on
-ENOUGH_SECONDS = 0.5  # of repeated runs, after which no further one is made
-RUNS = (2, 9)  # fewest and most of a measurement
+ENOUGH_SECONDS = 2.0  # of repeated runs, after which no further one is made
+RUNS = (4, 100)  # fewest and most of a measurement
 Passes = Callable[[int, int], Tensor]
 """A loss of so many rows of so many tokens."""
 
@@ -57,11 +57,37 @@ class Batch:
 
 
 @dataclass(frozen=True)
+class Seconds:
+    """A time as a range: on a machine that others use too, the same work does not always take as long."""
+
+    low: float
+    """Of the best run: what it takes when nothing else runs."""
+    high: float
+    """Of the slower half of all runs, on average."""
+
+    def __mul__(self, factor: float) -> Seconds:
+        return Seconds(self.low * factor, self.high * factor)
+
+    def __add__(self, other: Seconds) -> Seconds:
+        return Seconds(self.low + other.low, self.high + other.high)
+
+    @classmethod
+    def of(cls, runs: Sequence[float]) -> Seconds:
+        """The range of some runs.
+
+        >>> Seconds.of([3.0, 1.0, 2.0, 5.0])
+        Seconds(low=1.0, high=4.0)
+        """
+        slower = sorted(runs)[len(runs) // 2 :]
+        return cls(min(runs), sum(slower) / len(slower))
+
+
+@dataclass(frozen=True)
 class Part:
     """What was measured of a part of a model, scaled to a micro-batch."""
 
     parameters: int
-    seconds: float
+    seconds: Seconds
     """Of the passes forward and backward."""
     copied_bytes: int
     """Kept for the pass backward whatever the number of tokens: weights in half precision."""
@@ -97,8 +123,7 @@ def measure_block(config: ModelConfig, options: Options, batch: Batch, checkpoin
         share = rows * length * work(length) / (batch.tokens * work(batch.length))
     copied, per_token = _kept(block, passes, rows, length, batch)
     block.gradient_checkpointing = checkpointing
-    _run(block, passes, rows, max(length // 8, 1), batch)
-    seconds = _seconds(lambda: _run(block, passes, rows, length, batch), batch.device) / share
+    seconds = _seconds(lambda: _run(block, passes, rows, length, batch), batch.device) * (1 / share)
     return Part(
         parameters=_size(block),
         seconds=seconds,
@@ -127,8 +152,8 @@ def measure_ends(config: ModelConfig, batch: Batch) -> Part:
     logits = min(LOGITS_AT_ONCE, batch.tokens * config.vocab_size)
     rows, length = batch.cut(6 * config.hidden_size * config.vocab_size)
     copied, per_token = _kept(module, passes, rows, length, batch)
-    _run(module, passes, rows, max(length // 8, 1), batch)
-    seconds = _seconds(lambda: _run(module, passes, rows, length, batch), batch.device) * batch.tokens / (rows * length)
+    times = batch.tokens / (rows * length)
+    seconds = _seconds(lambda: _run(module, passes, rows, length, batch), batch.device) * times
     return Part(
         parameters=_size(module),
         seconds=seconds,
@@ -139,8 +164,8 @@ def measure_ends(config: ModelConfig, batch: Batch) -> Part:
     )
 
 
-def measure_update(parameters: int, largest: int, device: torch.device, ema: bool) -> float:
-    """Seconds to clip, update and average so many parameters, measured on `largest` of them."""
+def measure_update(parameters: int, largest: int, device: torch.device, ema: bool) -> Seconds:
+    """The time to clip, update and average so many parameters, measured on `largest` of them."""
     weight = nn.Parameter(torch.zeros(largest, device=device))
     weight.grad = torch.zeros_like(weight)
     average = torch.zeros_like(weight)
@@ -152,8 +177,7 @@ def measure_update(parameters: int, largest: int, device: torch.device, ema: boo
         if ema:
             average.lerp_(weight.detach(), 0.001)
 
-    update()  # makes the moments
-    return _seconds(update, device) * parameters / largest
+    return _seconds(update, device) * (parameters / largest)
 
 
 def _size(module: nn.Module) -> int:
@@ -191,8 +215,9 @@ def _kept(module: nn.Module, passes: Passes, rows: int, length: int, batch: Batc
     return once, (large - once) / many
 
 
-def _seconds(run: Callable[[], object], device: torch.device) -> float:
-    """The best of several runs: whatever else the machine does makes some of them slower, and none faster."""
+def _seconds(run: Callable[[], object], device: torch.device) -> Seconds:
+    """The range of several runs, after a first one that fetches memory and does not count."""
+    run()
     times: list[float] = []
     while len(times) < RUNS[0] or (len(times) < RUNS[1] and sum(times) < ENOUGH_SECONDS):
         synchronise(device)
@@ -200,4 +225,4 @@ def _seconds(run: Callable[[], object], device: torch.device) -> float:
         run()
         synchronise(device)
         times.append(time.perf_counter() - before)
-    return min(times)
+    return Seconds.of(times)

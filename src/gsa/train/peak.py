@@ -20,8 +20,10 @@ from gsa.models.lm import LM
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SIZES = (256, 512, 1024, 2048, 4096, 8192)
-RUNS = 4  # of each size
+RUNS = 4  # of each size, at least
+SIZE_SECONDS = 0.05  # for the runs of a size, at least: on a busy machine, some of many are undisturbed
 SECONDS = 0.3  # in which the rate is measured, about
+AGAIN_SECONDS = 60.0  # between two measurements in the midst of a run
 
 
 def matmul_peak(device: torch.device | str, dtype: torch.dtype) -> float:
@@ -37,8 +39,9 @@ def matmul_peak(device: torch.device | str, dtype: torch.dtype) -> float:
     for size in SIZES:
         a = torch.randn(size, size, device=device, generator=random).to(dtype)
         out = a @ a  # warms up, and is what the runs write to
-        seconds = float("inf")
-        for _ in range(RUNS):
+        seconds, runs, end = float("inf"), 0, time.perf_counter() + SIZE_SECONDS
+        while runs < RUNS or time.perf_counter() < end:
+            runs += 1
             synchronise(device)
             before = time.perf_counter()
             torch.mm(a, a, out=out)
@@ -48,6 +51,31 @@ def matmul_peak(device: torch.device | str, dtype: torch.dtype) -> float:
         if time.perf_counter() - begin + (RUNS + 1) * 8 * seconds > SECONDS:
             break
     return best
+
+
+class Peak:
+    """The matmul rate that a run's speed is compared with, over all of its processes.
+
+    What is measured is the least that the device can do: beside other processes a CPU seems slower than it is. So when
+    training is faster than the rate, that is measured again, once in a while; and a share is never above 1.
+    """
+
+    def __init__(self, device: torch.device, dtype: torch.dtype, world_size: int):
+        self.device, self.dtype, self.world_size = device, dtype, world_size
+        self.rate = self._measured()
+        self._again = time.monotonic()
+
+    def _measured(self) -> float:
+        return matmul_peak(self.device, self.dtype) * self.world_size
+
+    def share(self, flops_per_second: float) -> float:
+        """What part of the rate so many FLOP/s are."""
+        # Other processes do not slow a GPU down, and it may have no memory left to measure in.
+        if flops_per_second > self.rate and self.device.type == "cpu" and time.monotonic() >= self._again:
+            self.rate = max(self.rate, self._measured())
+            self._again = time.monotonic() + AGAIN_SECONDS
+        self.rate = max(self.rate, flops_per_second)
+        return flops_per_second / self.rate
 
 
 def synchronise(device: torch.device) -> None:

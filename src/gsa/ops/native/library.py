@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,12 @@ _FUNCTIONS = (
     "gsa_isa",
     "gsa_use_isa",
     "gsa_use_openmp",
+    "gsa_watch_crowd",
+    "gsa_crowded",
+    "gsa_assume_crowd",
+    "gsa_believe",
+    "gsa_use_every_thread",
+    "gsa_threads_asked",
     "gsa_linear_attention",
     "gsa_slot_attention",
     "gsa_slot_attention_step",
@@ -87,6 +94,42 @@ def use_isa(name: str) -> None:
         raise GSAError(f"use_isa: unknown instruction set {name!r}; expected one of {', '.join(isas())}")
     if library().gsa_use_isa(name.encode()):
         raise GSAError(f"use_isa: this machine has no {name}")
+
+
+def use_every_thread(yes: bool) -> None:
+    """Whether calls use all of torch's threads, however little they have to do; for tests."""
+    library().gsa_use_every_thread(int(yes))
+
+
+def watch_crowd() -> None:
+    """Notices from now on when other processes want the cores, and has waiting threads, torch's too, sleep soon then.
+
+    Calls of the engine with several threads do so by themselves; this is for those who compute with torch alone.
+    """
+    if torch.get_num_threads() > 1:
+        library().gsa_watch_crowd(torch.get_num_threads())
+
+
+def crowded() -> bool:
+    """Whether other processes want the cores, as far as it is watched."""
+    return bool(library().gsa_crowded())
+
+
+def assume_crowd(crowd: bool | None) -> None:
+    """What to believe of that instead of what is noticed; None goes on watching."""
+    library().gsa_assume_crowd(-1 if crowd is None else int(crowd))
+
+
+def believed(shares: Sequence[float]) -> list[bool]:
+    """Whether there is a crowd, after windows of 50 ms in which threads waited such shares of the time for a core."""
+    count, crowd = len(shares), (ctypes.c_int * len(shares))()
+    library().gsa_believe((ctypes.c_double * count)(*shares), count, crowd)
+    return [bool(value) for value in crowd]
+
+
+def threads_asked() -> int:
+    """How many threads the last call from this thread found worth its work, of torch's."""
+    return int(library().gsa_threads_asked())
 
 
 def _load() -> ctypes.CDLL | str:

@@ -1,0 +1,31 @@
+// Threads that end with the process.
+#pragma once
+
+#include <pthread.h>
+#include <signal.h>
+
+namespace gsa {
+
+// For debuggers and top.
+inline void name_thread(const char* name) {
+#if defined(__linux__)
+    pthread_setname_np(pthread_self(), name);
+#elif defined(__APPLE__)
+    pthread_setname_np(name);
+#endif
+}
+
+// Whether a thread could be started that runs body(data).
+inline bool start_thread(void* (*body)(void*), void* data) {
+    // Signals are for the threads of the program.
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    pthread_t thread;
+    const int code = pthread_create(&thread, nullptr, body, data);
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    if (code == 0) pthread_detach(thread);
+    return code == 0;
+}
+
+}  // namespace gsa

@@ -9,6 +9,7 @@ model = load_model(gsa.pretrained.folder("gsa-tiny"))
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from gsa.errors import GSAError
 
@@ -23,6 +24,12 @@ def folder(name: str = "gsa-tiny") -> Path:
     if name not in names():
         raise GSAError(f"pretrained: there is no model {name!r}, only {', '.join(names())}")
     return Path(__file__).parent / name
+
+
+def path_of(model: Any) -> Any:
+    """The folder of a model if this is the name of one, and no file or folder here; anything else as it is."""
+    known = isinstance(model, str) and model in names() and not Path(model).exists()
+    return str(folder(model)) if known else model
 
 
 def book() -> str:

@@ -3,28 +3,81 @@
 from __future__ import annotations
 
 import sys
-from functools import cache
+from collections.abc import Callable
+from functools import cache, wraps
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-_AUTO = "transformers.models.auto.configuration_auto"
+_AUTO = "transformers.models.auto"
 
 
 def register_config() -> None:
-    """Registers the config at once if transformers' Auto classes are imported already, else when they are."""
-    if _AUTO in sys.modules:
-        _register_config()
-    else:
-        sys.meta_path.insert(0, _Watcher())
+    """Registers config and packaged names with those Auto classes that are imported, and with others when they are."""
+    waiting = {}
+    for name, register in _REGISTRATIONS.items():
+        if name in sys.modules:
+            register(sys.modules[name])
+        else:
+            waiting[name] = register
+    if waiting:
+        sys.meta_path.insert(0, _Watcher(waiting))
 
 
-def _register_config() -> None:
-    from transformers import AutoConfig
-
+def _register_config(module: ModuleType) -> None:
     from gsa.models.hf.config import GSAConfig
 
-    AutoConfig.register(GSAConfig.model_type, GSAConfig, exist_ok=True)
+    module.AutoConfig.register(GSAConfig.model_type, GSAConfig, exist_ok=True)
+    _know_packaged_names(module.AutoConfig)
+
+
+def _register_tokenizers(module: ModuleType) -> None:
+    _know_packaged_names(module.AutoTokenizer)
+
+
+def _register_packaged_models(module: ModuleType) -> None:
+    for kind in (module.AutoModel, module.AutoModelForCausalLM):
+        _know_packaged_names(kind)
+
+
+def _register_pipeline(module: ModuleType) -> None:
+    """`pipeline` asks for files itself before the Auto classes do."""
+    ask = module.pipeline
+
+    @wraps(ask)
+    def pipeline(task: Any = None, model: Any = None, *args: Any, **options: Any) -> Any:
+        from gsa import pretrained
+
+        return ask(task, pretrained.path_of(model), *args, **options)
+
+    for holder in (module, sys.modules["transformers"]):
+        if "pipeline" in vars(holder):
+            holder.pipeline = pipeline  # type: ignore[attr-defined]
+
+
+_REGISTRATIONS: dict[str, Callable[[ModuleType], None]] = {
+    f"{_AUTO}.configuration_auto": _register_config,
+    f"{_AUTO}.tokenization_auto": _register_tokenizers,
+    f"{_AUTO}.modeling_auto": _register_packaged_models,
+    "transformers.pipelines": _register_pipeline,
+}
+"""What is done with each module of transformers that knows models by name."""
+
+
+def _know_packaged_names(kind: Any) -> None:
+    """Has `from_pretrained` of an Auto class read a packaged model of that name from where it is.
+
+    transformers would look for it on the Hub. It has no other place to tell it of names.
+    """
+    ask = kind.from_pretrained.__func__
+
+    @wraps(ask)
+    def from_pretrained(cls: Any, pretrained_model_name_or_path: Any, *args: Any, **options: Any) -> Any:
+        from gsa import pretrained
+
+        return ask(cls, pretrained.path_of(pretrained_model_name_or_path), *args, **options)
+
+    kind.from_pretrained = classmethod(from_pretrained)
 
 
 @cache
@@ -43,13 +96,16 @@ def register_models() -> None:
 
 
 class _Watcher:
-    """Waits for the Auto classes of configs to be imported.
+    """Waits for modules to be imported, to do something with each.
 
     Without the base classes of `importlib.abc`, whose import would take as long as all else of `import gsa`.
     """
 
+    def __init__(self, waiting: dict[str, Callable[[ModuleType], None]]):
+        self.waiting = waiting
+
     def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name != _AUTO:
+        if name not in self.waiting:
             return None
         for finder in sys.meta_path:
             spec = finder.find_spec(name, path, target) if finder is not self else None
@@ -70,9 +126,11 @@ class _Registering:
         return self.loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        if self.watcher in sys.meta_path:
+        register = self.watcher.waiting.pop(module.__name__, None)
+        if not self.watcher.waiting and self.watcher in sys.meta_path:
             sys.meta_path.remove(self.watcher)
         if module.__spec__ is not None:
             module.__spec__.loader = module.__loader__ = self.loader
         self.loader.exec_module(module)
-        _register_config()
+        if register is not None:
+            register(module)

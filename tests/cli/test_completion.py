@@ -13,7 +13,7 @@ from tests.cli.running import run
 COMPLETED = {
     "gsa gen": ["generate"],
     "gsa data pre": ["prepare"],
-    "gsa bench ": ["ops", "traffic", "accuracy", "linear", "decode", "train"],
+    "gsa bench ": ["ops", "traffic", "accuracy", "linear", "decode", "busy", "train"],
     "gsa generate --tem": ["--temperature"],
     "gsa generate --weights b": ["bf16"],
     "gsa train --precision ": ["fp32", "bf16", "fp16"],

@@ -141,7 +141,12 @@ def test_one_file_replaces_shards(tmp_path: Path) -> None:
     lm = model("gsa")
     GSAForCausalLM(GSAConfig.from_model_config(lm.config)).save_pretrained(tmp_path, max_shard_size="20KB")
     save_model(lm, tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {"config.json", "generation_config.json", "model.safetensors"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "modeling_gsa.py",
+    }
     assert torch.equal(load_model(tmp_path).lm_head.weight, lm.lm_head.weight)
 
 
@@ -185,7 +190,7 @@ def test_a_kill_between_the_files_leaves_no_config_that_does_not_fit(
     with pytest.raises(KeyboardInterrupt):
         save_model(model("gsa", gate_temperature=2.0), tmp_path)
     assert replaced == ["model.safetensors"]
-    assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.safetensors", "modeling_gsa.py"]
 
 
 def test_fields_of_transformers_are_no_mistake(tmp_path: Path) -> None:

@@ -324,10 +324,13 @@ def test_assisting_another_model_is_refused_because_guesses_are_taken_back() -> 
         greedy(llama(), tokens(1, 6), assistant_model=tiny_model("gsa"))
 
 
-@pytest.mark.parametrize("kind", ["static", "offloaded_static", "quantized", "offloaded", "dynamic"])
-def test_other_kinds_of_cache_are_refused_by_name(kind: str) -> None:
-    with pytest.raises(ValueError, match=rf"cache_implementation='{kind}'.*GSACache"):
-        greedy(tiny_model("gsa"), tokens(1, 6), cache_implementation=kind)
+@pytest.mark.parametrize(("name", "own"), [("gsa", "static"), ("window", "static"), ("attention", "dynamic")])
+def test_the_cache_may_be_called_what_it_is_and_other_kinds_are_refused_by_name(name: str, own: str) -> None:
+    model, ids = tiny_model(name), tokens(1, 6)
+    assert torch.equal(greedy(model, ids, cache_implementation=own), greedy(model, ids))
+    for kind in {"static", "offloaded_static", "quantized", "offloaded", "dynamic"} - {own}:
+        with pytest.raises(ValueError, match=rf"cache_implementation='{kind}'.*GSACache"):
+            greedy(model, ids, cache_implementation=kind)
 
 
 def test_continuous_batching_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -133,7 +133,7 @@ def test_a_config_survives_copies_pickles_and_files(name: str, tmp_path: Path) -
 
 
 def test_a_misspelt_field_is_refused_with_the_right_spelling() -> None:
-    with pytest.raises(ValueError, match=r"GSAConfig: unknown field 'num_slotz' \(did you mean 'num_slots'\?\)"):
+    with pytest.raises(ValueError, match=r"config: unknown field 'num_slotz' \(did you mean 'num_slots'\?\)"):
         GSAConfig(num_slotz=8)
 
 
@@ -167,7 +167,12 @@ def saved(path: Path, name: str = "gsa", **options: Any) -> GSAForCausalLM:
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_saved_model_comes_back_bit_for_bit(name: str, tied: bool, tmp_path: Path) -> None:
     model = saved(tmp_path, name, tie_word_embeddings=tied)
-    assert {path.name for path in tmp_path.iterdir()} == {"config.json", "generation_config.json", "model.safetensors"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "modeling_gsa.py",
+    }
     with safe_open(tmp_path / "model.safetensors", "pt") as file:
         names = set(file.keys())
     assert names == set(model.state_dict()) - ({"lm_head.weight"} if tied else set())
@@ -288,7 +293,7 @@ def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
         ({"num_slotz": 8}, r"unknown field 'num_slotz' \(did you mean 'num_slots'\?\)"),
         ({"hidden_size": "32"}, "hidden_size must be a whole number, got '32'"),
         ({"num_slots": [8]}, "num_slots must be a whole number or none"),
-        ({"model_type": "gated_slots"}, "gated_slots"),
+        ({"model_type": "gated_slots", "auto_map": {}}, "gated_slots"),
     ],
     ids=str,
 )
@@ -350,7 +355,7 @@ def test_while_training_labels_give_the_loss_alone() -> None:
     model, ids = tiny_model("gsa"), tokens(2, 9)
     evaluated = model(ids, labels=ids)
     trained = model.train()(ids, labels=ids)
-    assert (trained.logits, trained.past_key_values) == (None, None)
+    assert (list(trained), trained.past_key_values) == (["loss"], None)
     assert_same(trained.loss, evaluated.loss)
     assert evaluated.logits.shape == (2, 9, VOCABULARY)
     assert model(ids).logits.shape == (2, 9, VOCABULARY)

@@ -6,6 +6,7 @@ from torch.nn.functional import cross_entropy
 
 from gsa.bench.memory import measurable, measured_alone
 from gsa.errors import GSAError
+from gsa.mixers.sequences import padding_of
 from gsa.models import loss as loss_module
 from gsa.models.loss import linear_cross_entropy, next_token_labels
 
@@ -165,7 +166,8 @@ def test_labels_are_those_of_the_next_token_of_the_same_sequence() -> None:
     borders = torch.tensor([0, 0, 3, 3, 8])  # also empty sequences
     assert next_token_labels(labels, None, borders).tolist() == [[2, 3, -100, 5, 6, 7, 8, -100]]
     mask = torch.tensor([[0, 0, 1, 1, 0, 1, 1, 0]])
-    assert next_token_labels(labels, mask, None).tolist() == [[-100, -100, 4, 6, -100, 7, -100, -100]]
+    padding = padding_of(mask, labels, None, "labels")
+    assert next_token_labels(labels, padding, None).tolist() == [[-100, -100, 4, 6, -100, 7, -100, -100]]
 
 
 def memory(setting: dict) -> dict[str, int]:

@@ -94,12 +94,16 @@ def test_what_is_exported_loads_everywhere(run: Path, tmp_path: Path, capsys: py
     count = f"{load_model(out).num_parameters:,}"
     assert f"step 3: {count} parameters, fp32 ->" in capsys.readouterr().out
     assert {path.name for path in out.iterdir()} == {
-        *("README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+        *("README.md", "config.json", "model.safetensors", "modeling_gsa.py", "tokenizer.json"),
+        "tokenizer_config.json",
     }
     assert holds(out, weights(3))
     theirs = AutoModelForCausalLM.from_pretrained(out)
     assert theirs.config.eos_token_id == theirs.generation_config.eos_token_id == 256
     words = AutoTokenizer.from_pretrained(out)
+    # The checkpoint's tokenizer has no token for pads.
+    assert theirs.config.pad_token_id == words.pad_token_id == 256
+    assert json.loads((out / "config.json").read_text())["auto_map"]["AutoConfig"] == "modeling_gsa.GSAConfig"
     ids = words("Größe", return_tensors="pt").input_ids
     assert words.decode(ids[0]) == "Größe"
     assert torch.equal(theirs(ids).logits, load_model(out)(ids).logits)

@@ -199,7 +199,7 @@ class BytesTokenizer(Tokenizer):
 
 def config_text(*, eos: str, bos: str | None = None, unk: str | None = None) -> str:
     """A tokenizer_config.json with which transformers takes tokenizer.json as it stands, and text as text."""
-    special = {"bos_token": bos, "eos_token": eos, "unk_token": unk}
+    special = {"bos_token": bos, "eos_token": eos, "unk_token": unk, **padding(eos)}
     values = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         **{key: token for key, token in special.items() if token is not None},
@@ -207,6 +207,14 @@ def config_text(*, eos: str, bos: str | None = None, unk: str | None = None) -> 
         "clean_up_tokenization_spaces": False,
     }
     return json.dumps(values, indent=2) + "\n"
+
+
+def padding(eos: str) -> dict[str, str]:
+    """How transformers fills up texts of a batch: what stands at pads means nothing, and end of text is always there.
+
+    On the left, since what is generated goes on at the right.
+    """
+    return {"pad_token": eos, "padding_side": "left"}
 
 
 def utf8(text: str) -> bytes:

@@ -12,7 +12,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gsa.data.optional import first_line, hub_failures
-from gsa.data.tokenizer import BESIDE, CONFIG, END_OF_TEXT, JSON, Tokenizer, checked_ids, fingerprint_of, pieces, utf8
+from gsa.data.tokenizer import (
+    BESIDE,
+    CONFIG,
+    END_OF_TEXT,
+    JSON,
+    Tokenizer,
+    checked_ids,
+    fingerprint_of,
+    padding,
+    pieces,
+    utf8,
+)
 from gsa.errors import GSAError
 from gsa.extras import require
 from gsa.files import read_json
@@ -85,10 +96,13 @@ class JsonTokenizer(Tokenizer):
         return self._run.decode(checked_ids(ids, self.vocab_size).tolist(), skip_special_tokens=False)
 
     def files(self) -> dict[str, str]:
+        end = self._run.id_to_token(self.eos_id)
         config = {key: value for key, value in self._config.items() if key != "auto_map"}
+        if config.get("pad_token") is None:
+            config |= padding(end)
         config |= {
             "tokenizer_class": "PreTrainedTokenizerFast",
-            "eos_token": self._run.id_to_token(self.eos_id),
+            "eos_token": end,
             "split_special_tokens": True,  # as here: text is only text
         }
         beside = {} if self._chat_template is None else {"chat_template.jinja": self._chat_template}

@@ -75,7 +75,7 @@ class BoundedMemoryAttention(HeadMixer):
             **slot_memory(self, M, batch_size),
             **normaliser(self, M, batch_size),
             **self.projections.init_state(self, batch_size),
-            **self.options.counter(batch_size, self.o_proj.weight),
+            **self.options.counter(batch_size, self.device_and_dtype[0]),
         }
 
     @property

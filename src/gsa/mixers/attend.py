@@ -21,7 +21,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, window: int | None, seen: Tensor | N
     Of the S places, a row uses only the last `seen` [B]; None if it uses all.
     """
     T, S = q.shape[1], k.shape[1]
-    if window is not None and window >= S:
+    exporting = torch.compiler.is_exporting()  # one graph for every length: sizes must decide nothing
+    if window is not None and not exporting and window >= S:
         window = None
     if T == 0:
         return q.new_zeros(q.shape)
@@ -29,7 +30,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, window: int | None, seen: Tensor | N
         return _sdpa(q, k, v, causal=True)
     if window is not None and window < T:
         return _blocks(q, k, v, window, seen)
-    if T > QUERIES:  # a mask for some queries at a time
+    if not exporting and T > QUERIES:  # a mask for some queries at a time
         parts = [slice(begin, min(begin + QUERIES, T)) for begin in range(0, T, QUERIES)]
         ends = [S - T + part.stop for part in parts]
         seens = [None if seen is None else seen - (S - end) for end in ends]

@@ -94,6 +94,11 @@ class Attention(Mixer):
         now = sequences.lengths() if seen is None else seen + sequences.lengths()
         if sequences.packed:
             o, k, v = self._packed(q, k, v, state, sequences, return_state)
+        elif torch.compiler.is_exporting() and options.window is not None and sequences.length > 1:
+            # How a window is computed depends on the length. The operator for packed sequences hides that from a graph.
+            q, k, v = (part.flatten(0, 1)[None] for part in (q, k, v))
+            o, k, v = self._packed(q, k, v, state, sequences.end_to_end(), return_state)
+            o = o[0].unflatten(0, x.shape[:2])
         else:
             if state is not None:
                 k, v = (torch.cat([state[name].to(new.dtype), new], 1) for name, new in (("k", k), ("v", v)))
@@ -104,7 +109,12 @@ class Attention(Mixer):
 
     def _kept(self, x: Tensor) -> Tensor:
         """The keys or values that a later token can still see; a copy, since a view would keep the others too."""
-        return x if self.options.window is None else x[:, max(x.shape[1] - self.options.window + 1, 0) :].clone()
+        window = self.options.window
+        if window is None:
+            return x
+        if torch.compiler.is_exporting():  # always as many, some of them unused
+            return nn.functional.pad(x, (0, 0, 0, 0, window - 1, 0))[:, x.shape[1] :].clone()
+        return x[:, max(x.shape[1] - window + 1, 0) :].clone()
 
     def _packed(
         self, q: Tensor, k: Tensor, v: Tensor, state: State | None, sequences: Sequences, return_state: bool
@@ -118,13 +128,14 @@ class Attention(Mixer):
             cu_keys = nn.functional.pad(lengths.cumsum(0), (1, 0))
         o = attend_packed(q[0], k[0], v[0], cu_queries, cu_keys, self.options.window)[None]
         if return_state:
-            k, v = (_rows(x[0], lengths, self.options.window) for x in (k, v))
+            before = 0 if state is None else state["k"].shape[1]
+            k, v = (_rows(x[0], lengths, before + sequences.longest, self.options.window) for x in (k, v))
         return o, k, v
 
     def init_state(self, batch_size: int) -> State:
-        options, weight = self.options, self.o_proj.weight
-        empty = weight.new_zeros(batch_size, 0, options.kv_heads, options.key_width)
-        position = torch.zeros(batch_size, dtype=torch.int64, device=weight.device)
+        options, (device, dtype) = self.options, self.device_and_dtype
+        empty = torch.zeros(batch_size, 0, options.kv_heads, options.key_width, dtype=dtype, device=device)
+        position = torch.zeros(batch_size, dtype=torch.int64, device=device)
         return {"k": empty, "v": empty.clone(), "position": position}
 
     @property
@@ -139,23 +150,30 @@ def _joined(state: State, k: Tensor, v: Tensor, sequences: Sequences) -> tuple[T
     valid = state["position"].clamp(max=old)
     lengths = valid + sequences.lengths()
     ends = lengths.cumsum(0)
-    places = torch.arange(int(ends[-1]), device=k.device)
-    rows = torch.searchsorted(ends, places, right=True)
+    # Compiled code cannot know how many there are. Places behind the last are copies that nobody reads.
+    most = len(valid) * old + k.shape[1] if torch.compiler.is_compiling() else int(ends[-1])
+    places = torch.arange(most, device=k.device)
+    rows = torch.searchsorted(ends, places, right=True).clamp(max=len(valid) - 1)
     offsets = places - (ends - lengths)[rows] - valid[rows]  # negative: an old one
     starts = sequences.lengths().cumsum(0) - sequences.lengths()
     source = torch.where(offsets < 0, rows * old + old + offsets, len(valid) * old + starts[rows] + offsets)
+    source = source.clamp(max=len(valid) * old + k.shape[1] - 1)
     joined = [
         torch.cat([state[name].to(new.dtype).flatten(0, 1), new[0]])[source][None] for name, new in (("k", k), ("v", v))
     ]
     return lengths, joined[0], joined[1]
 
 
-def _rows(x: Tensor, lengths: Tensor, window: int | None) -> Tensor:
+def _rows(x: Tensor, lengths: Tensor, most: int, window: int | None) -> Tensor:
     """Sequences end to end [sum of lengths, H, K] as rows [N, longest, H, K], each at the right end of its row.
 
-    With a window, no more of them than a later token can see.
+    With a window, rows hold no more than a later token can see. Compiled code cannot look at the lengths: there, rows
+    are as long as any sequence could be, which is `most`, or as the window.
     """
-    longest = int(lengths.max()) if window is None else min(int(lengths.max()), window - 1)
+    if torch.compiler.is_compiling():
+        longest = most if window is None else window - 1
+    else:
+        longest = int(lengths.max()) if window is None else min(int(lengths.max()), window - 1)
     ends = lengths.cumsum(0)[:, None]
     back = torch.arange(longest, 0, -1, device=x.device)[None]
     rows = x[(ends - back).clamp(min=0)]

@@ -91,9 +91,8 @@ class Mixer(nn.Module, ABC):
             self.check_state(state, sequences.count)
             return self.mix(x, state, sequences, return_state, **more)
         self.check_state(state, x.shape[0])
-        packed = padding.pack(x)
-        sequences = Sequences(1, packed.shape[1], x.device, padding.cu_seqlens)
-        y, after = self.mix(packed, self.grown(state, padding.extra), sequences, return_state, **more)
+        before = self.grown(state, padding.extra)
+        y, after = self.mix(padding.pack(x), before, padding.sequences(), return_state, **more)
         return padding.unpack(y), None if after is None else shrunk(after, padding.rows)
 
     @abstractmethod
@@ -124,6 +123,17 @@ class Mixer(nn.Module, ABC):
     @abstractmethod
     def init_state(self, batch_size: int) -> State:
         """The state of so many sequences that have not begun."""
+
+    @property
+    def device_and_dtype(self) -> tuple[torch.device, torch.dtype]:
+        """Where and in which numbers it computes: what a fresh state is made in.
+
+        Nothing more is asked of a weight than that: a quantised one may be anything else, or no tensor at all.
+        """
+        for weight in (getattr(self.o_proj, "weight", None), *self.parameters()):
+            if isinstance(weight, Tensor) and weight.is_floating_point():
+                return weight.device, weight.dtype
+        return torch.device("cpu"), torch.float32  # as torch's quantised layers compute
 
     @property
     @abstractmethod

@@ -128,4 +128,5 @@ class ShortConvolution(nn.Module):
         return self.activation(y)[None], after
 
     def init_state(self, batch_size: int) -> Tensor:
-        return self.weight.new_zeros(batch_size, self.size - 1, self.channels)
+        shape = (batch_size, self.size - 1, self.channels)
+        return torch.zeros(shape, dtype=self.weight.dtype, device=self.weight.device)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from gsa.mixers.activations import log_forget_gate
@@ -91,5 +92,6 @@ def linear_memory(
 
 
 def empty_memory(mixer: Mixer, heads: int, key_width: int, value_width: int, batch_size: int) -> State:
-    weight = mixer.o_proj.weight
-    return {"S": weight.new_zeros(batch_size, heads, key_width, value_width, dtype=compute_dtype(weight.dtype))}
+    device, dtype = mixer.device_and_dtype
+    shape = (batch_size, heads, key_width, value_width)
+    return {"S": torch.zeros(shape, dtype=compute_dtype(dtype), device=device)}

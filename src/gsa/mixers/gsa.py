@@ -166,19 +166,19 @@ class GatedSlotAttention(HeadMixer):
 
 def slot_memory(mixer: HeadMixer, slots: int, batch_size: int) -> State:
     """Empty key and value memory [N, H, K, M], [N, H, M, V]."""
-    options, weight = mixer.options, mixer.o_proj.weight
-    dtype, H = compute_dtype(weight.dtype), options.kv_heads
+    options, (device, dtype) = mixer.options, mixer.device_and_dtype
+    dtype, H = compute_dtype(dtype), options.kv_heads
     return {
-        "k": weight.new_zeros(batch_size, H, options.key_width, slots, dtype=dtype),
-        "v": weight.new_zeros(batch_size, H, slots, options.value_width, dtype=dtype),
+        "k": torch.zeros(batch_size, H, options.key_width, slots, dtype=dtype, device=device),
+        "v": torch.zeros(batch_size, H, slots, options.value_width, dtype=dtype, device=device),
     }
 
 
 def normaliser(mixer: HeadMixer, slots: int, batch_size: int) -> State:
     """ABC's running normaliser [N, H, M] before the first token."""
-    weight = mixer.o_proj.weight
+    device, dtype = mixer.device_and_dtype
     shape = (batch_size, mixer.options.kv_heads, slots)
-    return {"log_z": weight.new_full(shape, -torch.inf, dtype=compute_dtype(weight.dtype))}
+    return {"log_z": torch.full(shape, -torch.inf, dtype=compute_dtype(dtype), device=device)}
 
 
 def bounded_memory(state: State | None) -> BoundedMemoryState | None:

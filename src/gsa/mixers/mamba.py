@@ -110,7 +110,7 @@ class Mamba(Mixer):
     def init_state(self, batch_size: int) -> State:
         E, S = self.A_log.shape
         return {
-            "h": self.A_log.new_zeros(batch_size, E, S, dtype=compute_dtype(self.A_log.dtype)),
+            "h": torch.zeros(batch_size, E, S, dtype=compute_dtype(self.A_log.dtype), device=self.A_log.device),
             "conv": self.conv.init_state(batch_size),
         }
 

@@ -88,7 +88,7 @@ class Retention(HeadMixer):
         return {
             **empty_memory(self, self._memories, options.key_width, options.value_width, batch_size),
             **self.projections.init_state(self, batch_size),
-            **options.counter(batch_size, self.o_proj.weight),
+            **options.counter(batch_size, self.device_and_dtype[0]),
         }
 
     @property

@@ -48,11 +48,11 @@ class RotaryOptions(Options):
             {"position": after},
         )
 
-    def counter(self, batch_size: int, like: Tensor) -> State:
+    def counter(self, batch_size: int, device: torch.device) -> State:
         """The count of tokens [N] before the first."""
         if not self.rope_theta:
             return {}
-        return {"position": torch.zeros(batch_size, dtype=torch.int64, device=like.device)}
+        return {"position": torch.zeros(batch_size, dtype=torch.int64, device=device)}
 
 
 def rotate(x: Tensor, positions: Tensor, theta: float) -> Tensor:

@@ -17,8 +17,17 @@ from gsa.errors import GSAError
 class Sequences:
     """Where each sequence begins and ends in tensors [B, T, ...]."""
 
-    def __init__(self, batch: int, length: int, device: torch.device, cu_seqlens: Tensor | None = None):
+    def __init__(
+        self,
+        batch: int,
+        length: int,
+        device: torch.device,
+        cu_seqlens: Tensor | None = None,
+        longest: int | None = None,
+    ):
         self.batch, self.length, self.device, self.cu_seqlens = batch, length, device, cu_seqlens
+        self.longest = length if longest is None else longest
+        """No sequence has more tokens than these in this call: known without a look at cu_seqlens."""
         self.count = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
         steps = torch.arange(length, device=device)
         # ids [T]: the number of each token's sequence, None if each row is one sequence.
@@ -38,6 +47,12 @@ class Sequences:
         moved.ids = None if self.ids is None else self.ids.to(device, non_blocking=non_blocking)
         moved.device = moved.offsets.device
         return moved
+
+    def end_to_end(self) -> Sequences:
+        """The same for rows that are laid end to end as [1, B T, ...]."""
+        assert self.cu_seqlens is None
+        borders = torch.arange(self.batch + 1, device=self.device) * self.length
+        return Sequences(1, self.batch * self.length, self.device, borders, longest=self.length)
 
     @property
     def packed(self) -> bool:
@@ -103,6 +118,10 @@ class Padding:
         self.cu_seqlens = torch.nn.functional.pad(ends, (1, 0))
         self.extra = self.cu_seqlens.shape[0] - 1 - B  # sequences of pads
 
+    def sequences(self) -> Sequences:
+        """Where they lie in what `pack` returns."""
+        return Sequences(1, self.order.shape[0], self.mask.device, self.cu_seqlens, longest=self.mask.shape[1])
+
     def pack(self, x: Tensor) -> Tensor:
         """x [B, T, ...] as [1, tokens, ...]."""
         return x.flatten(0, 1)[self.order][None]
@@ -112,6 +131,42 @@ class Padding:
         B, T = self.mask.shape
         flat = x.new_full((B * T, *x.shape[2:]), fill).index_copy(0, self.order, x[0])
         return torch.where(self.mask.reshape(B, T, *[1] * (x.dim() - 2)), flat.unflatten(0, (B, T)), fill)
+
+
+class PackedRows:
+    """Rows [B, T] that hold several sequences each, seen as all of these end to end; pads are sequences of their own.
+
+    `begins` [B, T] is true where a sequence begins, other than by being the first of its row.
+    """
+
+    def __init__(self, begins: Tensor, mask: Tensor | None):
+        B, T = begins.shape
+        self.mask = torch.ones_like(begins) if mask is None else mask.to(device=begins.device, dtype=torch.bool)
+        beside_pad = ~self.mask
+        beside_pad[:, 1:] |= ~self.mask[:, :-1]
+        begins = begins | beside_pad
+        begins[:, 0] = True
+        places = torch.arange(B * T, device=begins.device)
+        if torch.compiler.is_compiling():
+            # How many begin is not known there. The other borders lie behind all tokens, around empty sequences.
+            borders = torch.where(begins.flatten(), places, B * T).sort().values
+        else:
+            borders = places[begins.flatten()]
+        self.cu_seqlens = torch.nn.functional.pad(borders, (0, 1), value=B * T)
+        self.rows, self.extra = self.cu_seqlens.shape[0] - 1, 0
+
+    def sequences(self) -> Sequences:
+        B, T = self.mask.shape
+        return Sequences(1, B * T, self.mask.device, self.cu_seqlens, longest=T)
+
+    def pack(self, x: Tensor) -> Tensor:
+        """x [B, T, ...] as [1, B T, ...]."""
+        return x.flatten(0, 1)[None]
+
+    def unpack(self, x: Tensor, fill: float = 0) -> Tensor:
+        """x [1, B T, ...] as [B, T, ...], with `fill` at pads."""
+        B, T = self.mask.shape
+        return torch.where(self.mask.reshape(B, T, *[1] * (x.dim() - 2)), x[0].unflatten(0, (B, T)), fill)
 
 
 def padding_of(mask: Tensor | None, x: Tensor, cu_seqlens: Tensor | None, operation: str) -> Padding | None:

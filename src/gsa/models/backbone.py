@@ -16,7 +16,7 @@ from gsa.mixers.base import Mixer, Options, State, shrunk
 from gsa.mixers.fused import swiglu
 from gsa.mixers.norm import RMSNorm
 from gsa.mixers.registry import mixer_class
-from gsa.mixers.sequences import Sequences, padding_of, sequences_of
+from gsa.mixers.sequences import PackedRows, Padding, Sequences, padding_of, sequences_of
 from gsa.mixers.shared import add_shared_parameters, shared_inputs
 from gsa.models.config import ModelConfig
 from gsa.models.state import ModelState
@@ -105,7 +105,8 @@ class Backbone(nn.Module):
         cu_seqlens: Tensor | None = None,
         return_state: bool = True,
     ) -> tuple[Tensor, ModelState | None]:
-        return run(self, self.embeddings(ids), state, mask, cu_seqlens, return_state)
+        x = self.embeddings(ids)
+        return run(self, x, state, padding_of(mask, x, cu_seqlens, "LM"), cu_seqlens, return_state)
 
 
 def build(module: BackboneParts, config: ModelConfig) -> None:
@@ -121,29 +122,35 @@ def run(
     module: BackboneParts,
     x: Tensor,
     state: ModelState | None,
-    mask: Tensor | None,
+    packing: Padding | PackedRows | None,
     cu_seqlens: Tensor | None,
     return_state: bool,
     hidden: list[Tensor] | None = None,
 ) -> tuple[Tensor, ModelState | None]:
     """Embeddings x [B, T, D] through the parts that `build` made; what enters each layer is put into `hidden`."""
-    padding = padding_of(mask, x, cu_seqlens, "LM")
-    if padding is None:
+    if packing is None:
         sequences = sequences_of(x, cu_seqlens, "LM")
     else:
-        x = padding.pack(x)
-        sequences = Sequences(1, x.shape[1], x.device, padding.cu_seqlens)
+        x, sequences = packing.pack(x), packing.sequences()
     states: Sequence[State | None] = [None] * len(module.layers) if state is None else state.layers
     assert isinstance(module, nn.Module)
     shared = shared_inputs(module, [block.mixer.options for block in module.layers])
     after: list[State] = []
     for block, before, own in zip(module.layers, states, shared, strict=True):
         if hidden is not None:
-            hidden.append(x if padding is None else padding.unpack(x))
-        if padding is not None:
-            before = block.mixer.grown(before, padding.extra)
+            hidden.append(x if packing is None else packing.unpack(x))
+            if packing is not None:
+                x = packing.pack(hidden[-1])  # through what is handed out, so that it gets its gradient
+        if packing is not None:
+            before = block.mixer.grown(before, packing.extra)
         x, left = block(x, before, sequences, return_state, own)
         if left is not None:
-            after.append(left if padding is None else shrunk(left, padding.rows))
+            after.append(left if packing is None else shrunk(left, packing.rows))
     x = module.norm(x)
-    return x if padding is None else padding.unpack(x), ModelState(after) if return_state else None
+    return x if packing is None else packing.unpack(x), ModelState(after) if return_state else None
+
+
+def state_size(module: BackboneParts) -> int | None:
+    """Numbers of recurrent memory per sequence over all layers; None if it grows with the sequence."""
+    sizes = [block.mixer.state_size for block in module.layers]
+    return None if None in sizes else sum(size for size in sizes if size is not None)

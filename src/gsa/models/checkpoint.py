@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields as fields_of
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from gsa.mixers.registry import suggestion
 from gsa.models.config import ModelConfig
 from gsa.models.init import without_memory
 from gsa.models.lm import LM
+from gsa.models.remote import AUTO_MAP, write_module
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 MODEL_TYPE = "gated_slot_attention"
@@ -28,6 +31,8 @@ _COMPANION = re.compile(
     r"tokenizer.*\.(json|model)|(added_tokens|generation_config|special_tokens_map|vocab)\.json|merges\.txt|vocab\.txt"
     r"|spiece\.model|chat_template\.jinja"
 )
+_MISSPELT = 0.85
+"""How alike two names are, from 0 to 1, for one to be taken for the other misspelt: hidden_act is not hidden_size."""
 # What transformers writes beside the fields of a ModelConfig.
 OF_TRANSFORMERS = {
     "architectures",
@@ -41,6 +46,7 @@ OF_TRANSFORMERS = {
     "id2label",
     "is_encoder_decoder",
     "label2id",
+    "logits_in_training",
     "model_type",
     "name_or_path",
     "num_labels",
@@ -77,13 +83,14 @@ def stored_weights(config: ModelConfig, weights: dict[str, Tensor]) -> dict[str,
 def write_model(config: ModelConfig, weights: dict[str, Tensor], folder: str | Path, **more: Any) -> None:
     """Writes a model folder as `save_model` does, from a config and tensors by name."""
     folder = Path(folder)
-    fields = config_text(config, weights, **more)
+    fields = config_text(config, weights, **{"auto_map": AUTO_MAP, **more})
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
         raise GSAError(f"save_model: {folder} is a file, expected a folder") from None
     with written(folder / CONFIG) as config_file, written(folder / WEIGHTS) as weights_file:
         _save(weights, weights_file)
+        write_module(folder)
         config_file.write_text(fields)
         # Until the block ends there is no config: none is better than one that may not fit the weights.
         (folder / CONFIG).unlink(missing_ok=True)
@@ -202,9 +209,20 @@ def load_config(folder: str | Path) -> ModelConfig:
             "`gsa import` reads flash-linear-attention's checkpoints"
         )
     try:
-        return ModelConfig.from_dict({key: value for key, value in fields.items() if not of_transformers(key)})
+        check_spelling(fields)
+        known = [entry.name for entry in fields_of(ModelConfig)]
+        return ModelConfig.from_dict({name: value for name, value in fields.items() if name in known})
     except GSAError as error:
         raise GSAError(f"{path}: {error}") from None
+
+
+def check_spelling(names: Iterable[str]) -> None:
+    """Raises for a name that is almost one of ours: what else stands in a config.json of transformers is let be."""
+    known = [entry.name for entry in fields_of(ModelConfig)]
+    for name in names:
+        close = difflib.get_close_matches(name, known, 1, _MISSPELT)
+        if close and name not in known and not of_transformers(name):
+            raise GSAError(f"config: unknown field {name!r} (did you mean {close[0]!r}?)")
 
 
 def of_transformers(field: str) -> bool:

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
 
 from gsa.errors import GSAError, raised_by
-from gsa.mixers.sequences import describe, sequence_count
-from gsa.models.backbone import Backbone, Blocks
+from gsa.mixers.sequences import describe, padding_of, sequence_count
+from gsa.models.backbone import Backbone, Blocks, state_size
 from gsa.models.config import ModelConfig
 from gsa.models.init import initialise
-from gsa.models.loss import IGNORED, linear_cross_entropy, next_token_labels
+from gsa.models.loss import IGNORED, head_cross_entropy, next_token_labels
 from gsa.models.state import ModelState
 
 
@@ -99,9 +100,8 @@ class LM(nn.Module):
         )
         if labels is None:
             return LMOutput(self.lm_head(x), None, after)
-        targets = next_token_labels(labels, mask, cu_seqlens)
-        loss = linear_cross_entropy(x.flatten(0, 1), self.lm_head.weight, targets.flatten())
-        return LMOutput(None, loss, after)
+        targets = next_token_labels(labels, padding_of(mask, labels, cu_seqlens, "LM"), cu_seqlens)
+        return LMOutput(None, head_cross_entropy(self.lm_head, x, targets, vocab_size=self.config.vocab_size), after)
 
     def init_state(self, batch_size: int) -> ModelState:
         """The state of so many sequences that have not begun."""
@@ -110,13 +110,20 @@ class LM(nn.Module):
     @property
     def state_size(self) -> int | None:
         """Numbers of recurrent memory per sequence over all layers; None if it grows with the sequence."""
-        sizes = [block.mixer.state_size for block in self.model.layers]
-        return None if None in sizes else sum(size for size in sizes if size is not None)
+        return state_size(self.model)
 
     @property
     def num_parameters(self) -> int:
         """Numbers in all parameters, shared ones counted once."""
         return sum(p.numel() for p in self.parameters())
+
+    @property
+    def accepts_loss_kwargs(self) -> NoReturn:
+        """Asked by transformers' Trainer of every model it is given, which otherwise fails later and less clearly."""
+        raise GSAError(
+            "LM: transformers' Trainer wants a model of transformers, and GSAForCausalLM is one, with the same weights "
+            "by the same names: GSAForCausalLM(GSAConfig.from_model_config(config)).load_state_dict(model.state_dict())"
+        )
 
     @property
     def gradient_checkpointing(self) -> bool:
@@ -144,16 +151,16 @@ def check_ids(name: str, ids: object, vocab_size: int) -> None:
             raise GSAError(f"LM: {name} must be in 0..{vocab_size - 1} (vocab_size {vocab_size}), got {low}..{high}")
 
 
-def check_labels(labels: object, shape: torch.Size, vocab_size: int) -> None:
+def check_labels(labels: object, shape: torch.Size, vocab_size: int, name: str = "labels") -> None:
     """Raises unless labels are tokens of the vocabulary or -100, in the shape of the ids (values as in `check_ids`)."""
     if labels is None:
         return
     if not isinstance(labels, Tensor) or labels.shape != shape or labels.dtype != torch.int64:
-        raise GSAError(f"LM: labels must be int64 in the shape of ids {list(shape)}, got {describe(labels)}")
+        raise GSAError(f"LM: {name} must be int64 in the shape of ids {list(shape)}, got {describe(labels)}")
     if labels.device.type == "cpu" and not torch.compiler.is_compiling():
         wrong = labels[(labels != IGNORED) & ((labels < 0) | (labels >= vocab_size))]
         if wrong.numel():
-            raise GSAError(f"LM: labels must be in 0..{vocab_size - 1}, or {IGNORED}, got {int(wrong[0])}")
+            raise GSAError(f"LM: {name} must be in 0..{vocab_size - 1}, or {IGNORED}, got {int(wrong[0])}")
 
 
 def check_state(state: object, layers: Blocks, sequences: int) -> None:

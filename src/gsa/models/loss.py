@@ -5,20 +5,102 @@ Shape letters: T tokens, D model width, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils.checkpoint import checkpoint
 
 from gsa.errors import GSAError
 from gsa.mixers.fused import liger_for
-from gsa.mixers.sequences import padding_of
+from gsa.mixers.sequences import PackedRows, Padding
 from gsa.ops.state import compute_dtype
 
 IGNORED = -100
 LOGITS_AT_ONCE = 2**22
 """How many logits are held in memory at a time."""
+LOGITS_AT_ONCE_OF_A_MODULE = 2**25
+"""The same for a head that is called: more, since what hangs on it (say, fetching its weights) happens every time."""
+
+
+def head_cross_entropy(
+    head: nn.Module, x: Tensor, labels: Tensor, *, vocab_size: int, count: Tensor | float | None = None
+) -> Tensor:
+    """The mean cross-entropy of a head's logits of x [B, T, D] against labels [B, T], of which -100 do not count.
+
+    The sum is divided by `count`, by default the number of labels that count (nan if none does). A head that is just a
+    matrix is multiplied with, in pieces (`linear_cross_entropy`). Any other, with an adapter, a bias, hooks or weights
+    that lie elsewhere, is called.
+    """
+    x, labels = x.flatten(0, 1), labels.flatten()
+    if _is_a_matrix(head, x):
+        assert isinstance(head, nn.Linear)
+        return linear_cross_entropy(x, head.weight, labels, count=count)
+    return _mean(_called_cross_entropy(head, x, labels, vocab_size), labels, count)
+
+
+def cross_entropy(logits: Tensor, labels: Tensor, *, count: Tensor | float | None = None) -> Tensor:
+    """The same of logits [B, T, V] that are there anyway."""
+    labels = labels.flatten()
+    return _mean(_called_cross_entropy(_themselves, logits.flatten(0, 1), labels, logits.shape[-1]), labels, count)
+
+
+def _mean(total: Tensor, labels: Tensor, count: Tensor | float | None) -> Tensor:
+    if count is None:
+        count = (labels != IGNORED).sum()
+    return total / (count.to(total.device) if isinstance(count, Tensor) else count)
+
+
+def _is_a_matrix(head: nn.Module, x: Tensor) -> bool:
+    """Whether head(x) is x W^T and nothing more, with the weight where x is."""
+    if type(head) is not nn.Linear:  # an adapter, parametrizations, shards
+        return False
+    bias: Tensor | None = head.bias
+    if bias is not None:
+        return False
+    if "forward" in vars(head) or any(not _only_fetches(hook) for hook in _hooks(head)):
+        return False
+    return head.weight.device == x.device and not is_traceable_wrapper_subclass(head.weight)
+
+
+def _hooks(module: nn.Module) -> Iterator[Any]:
+    for name in ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks"):
+        yield from getattr(module, name).values()
+
+
+def _only_fetches(hook: Any) -> bool:
+    """Whether this is a hook of DeepSpeed's ZeRO, which fetches weights; it does so too when they are asked for."""
+    return (getattr(hook, "__module__", None) or "").startswith("deepspeed.")
+
+
+def _called_cross_entropy(head: Callable[[Tensor], Tensor], x: Tensor, labels: Tensor, vocab_size: int) -> Tensor:
+    """The sum over labels [T] of the cross-entropy of head(x) [T, V].
+
+    In pieces, whose logits are computed again in the pass backward. Compiled code takes all at once: the number of
+    pieces would tie it to one length.
+    """
+
+    def piece_sum(x: Tensor, labels: Tensor) -> Tensor:
+        logits = head(x[None])[0]  # a batch, as others call it
+        labels = labels.to(logits.device)
+        return F.cross_entropy(logits.to(compute_dtype(logits.dtype)), labels, ignore_index=IGNORED, reduction="sum")
+
+    if torch.compiler.is_compiling():
+        return piece_sum(x, labels)
+    rows = max(LOGITS_AT_ONCE_OF_A_MODULE // vocab_size, 1)
+    if len(x) <= rows:
+        return piece_sum(x, labels)
+    pieces = zip(x.split(rows), labels.split(rows), strict=True)
+    if not torch.is_grad_enabled():
+        return torch.stack([piece_sum(*piece) for piece in pieces]).sum()
+    return torch.stack([checkpoint(piece_sum, *piece, use_reentrant=False) for piece in pieces]).sum()
+
+
+def _themselves(logits: Tensor) -> Tensor:
+    return logits
 
 
 def linear_cross_entropy(x: Tensor, weight: Tensor, labels: Tensor, *, count: Tensor | float | None = None) -> Tensor:
@@ -43,6 +125,8 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, labels: Tensor, *, count: Te
         )
     if count is None:
         count = (labels != IGNORED).sum()
+    elif isinstance(count, Tensor):
+        count = count.to(x.device)
     if torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
         x, weight = x.to(dtype), weight.to(dtype)
@@ -120,14 +204,18 @@ def _backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
 _linear_cross_entropy.register_autograd(_backward, setup_context=_save)
 
 
-def next_token_labels(labels: Tensor, mask: Tensor | None, cu_seqlens: Tensor | None) -> Tensor:
+def ignored_at_pads(labels: Tensor, packing: Padding | PackedRows | None) -> Tensor:
+    """Labels [B, T] with -100 at pads."""
+    return labels if packing is None else torch.where(packing.mask, labels, IGNORED)
+
+
+def next_token_labels(labels: Tensor, packing: Padding | PackedRows | None, cu_seqlens: Tensor | None) -> Tensor:
     """What each token should predict [B, T]: the label after it in its sequence; -100 at the ends and at pads."""
     if labels.shape[1] == 0:
         return labels
-    padding = padding_of(mask, labels, cu_seqlens, "labels")
-    if padding is not None:
-        packed = padding.pack(torch.where(padding.mask, labels, IGNORED))
-        return padding.unpack(next_token_labels(packed, None, padding.cu_seqlens), IGNORED)
+    if packing is not None:
+        packed = packing.pack(ignored_at_pads(labels, packing))
+        return packing.unpack(next_token_labels(packed, None, packing.cu_seqlens), IGNORED)
     shifted = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
     if cu_seqlens is None:
         return shifted

@@ -8,6 +8,7 @@ model = gsa.load("gsa-tiny")  # takes and gives text; gsa.LM.from_pretrained("gs
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from gsa.errors import GSAError
 
@@ -22,6 +23,12 @@ def folder(name: str = "gsa-tiny") -> Path:
     if name not in names():
         raise GSAError(f"pretrained: there is no model {name!r}, only {', '.join(names())}")
     return Path(__file__).parent / name
+
+
+def path_of(model: Any) -> Any:
+    """The folder of a model if this is the name of one, and no file or folder here; anything else as it is."""
+    known = isinstance(model, str) and model in names() and not Path(model).exists()
+    return str(folder(model)) if known else model
 
 
 def book() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,10 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gsa.data.tokenizer import CONFIG as TOKENIZER_CONFIG
+from gsa.data.tokenizer import padding
 from gsa.errors import GSAError, raised_by
-from gsa.files import whole_folder
+from gsa.files import read_json, whole_folder
 from gsa.models.checkpoint import CONFIG, companions, config_text, empty_model, stored_weights, write_weights
 from gsa.models.config import ModelConfig
+from gsa.models.remote import AUTO_MAP, write_module
 from gsa.train.card import CardFacts, model_card
 from gsa.train.checkpoint import SHARD_BYTES, Checkpoint, checkpoints, read_checkpoint
 from gsa.train.find import find_model
@@ -71,9 +75,11 @@ def export_checkpoint(
     facts = CardFacts(out.name, model, named_dtype, weight_bytes, ema, with_tokenizer, licence)
     with whole_folder(out, "export", weight_bytes) as folder:
         write_weights(folder, weights, shard_bytes=SHARD_BYTES)
-        (folder / CONFIG).write_text(config_text(config, weights, **_special_tokens(config, checkpoint.state)))
         for file in beside:
             shutil.copyfile(file, folder / file.name)
+        special = _special_tokens(config, checkpoint.state, pads_with_end=_pads_with_end(folder / TOKENIZER_CONFIG))
+        (folder / CONFIG).write_text(config_text(config, weights, auto_map=AUTO_MAP, **special))
+        write_module(folder)
         (folder / CARD).write_text(model_card(facts, checkpoint.state), encoding="utf-8")
         files = sorted(path.name for path in folder.iterdir())
     return Exported(checkpoint.folder, out, checkpoint.step, model.num_parameters, named_dtype, files)
@@ -111,8 +117,18 @@ def _named(dtype: torch.dtype) -> str:
     return names.get(dtype, str(dtype).removeprefix("torch."))
 
 
-def _special_tokens(config: ModelConfig, state: dict[str, Any]) -> dict[str, int]:
-    """Fields of config.json: the token that ends a text, if the state knows the tokenizer."""
+def _pads_with_end(tokenizer_config: Path) -> bool:
+    """Whether pads are end of text in transformers; a tokenizer without a pad token is given that one."""
+    values = read_json(tokenizer_config) if tokenizer_config.exists() else {}
+    end, pad = values.get("eos_token"), values.get("pad_token")
+    if isinstance(end, str) and pad is None:
+        tokenizer_config.write_text(json.dumps({**values, **padding(end)}, indent=2) + "\n")
+        return True
+    return end is not None and pad == end
+
+
+def _special_tokens(config: ModelConfig, state: dict[str, Any], *, pads_with_end: bool) -> dict[str, int]:
+    """Fields of config.json: the token that ends a text and may stand at pads, if the state knows the tokenizer."""
     data = state.get("data")
     tokenizer = data.get("tokenizer") if isinstance(data, dict) else None
     end = tokenizer.get("eos_id") if isinstance(tokenizer, dict) else None
@@ -120,4 +136,4 @@ def _special_tokens(config: ModelConfig, state: dict[str, Any]) -> dict[str, int
         return {}
     if type(end) is not int or not 0 <= end < config.vocab_size:
         raise GSAError(f"export: the tokenizer's eos_id is {end!r}, expected 0 to {config.vocab_size - 1}")
-    return {"eos_token_id": end}
+    return {"eos_token_id": end, **({"pad_token_id": end} if pads_with_end else {})}

@@ -2,8 +2,8 @@
 
 A name means, in this order:
 
-- a model of the package ("gsa-tiny");
 - a folder: a checkpoint of training, a run, of which the newest whole checkpoint is taken, or any with config.json;
+- a model of the package ("gsa-tiny");
 - a model of the Hugging Face Hub ("owner/name").
 """
 
@@ -58,10 +58,9 @@ def find_model(name: str | Path, say: Callable[[str], None] = warn) -> FoundMode
     >>> find_model("gsa-tiny").folder.name
     'gsa-tiny'
     """
-    if isinstance(name, str) and name in pretrained.names():
-        return FoundModel(pretrained.folder(name))
     if not str(name):
         raise GSAError("model must be a name or a folder, got ''")
+    name = pretrained.path_of(name)
     path = Path(name)
     if path.is_dir():
         return _in_folder(path, say)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import GetAttrKey, register_pytree_node
 from transformers import Cache
 
 from gsa.errors import GSAError
@@ -111,3 +113,27 @@ class GSACache(Cache):
     @property
     def is_croppable(self) -> bool:
         return False
+
+
+def _flatten(cache: GSACache) -> tuple[list[Any], None]:
+    return [None if cache.state is None else list(cache.state.layers), cache.seen], None
+
+
+def _flatten_with_keys(cache: GSACache) -> tuple[list[tuple[Any, Any]], None]:
+    children, context = _flatten(cache)
+    return [(GetAttrKey(name), child) for name, child in zip(("state", "seen"), children, strict=True)], context
+
+
+def _unflatten(children: Iterable[Any], context: None) -> GSACache:
+    layers, seen = children
+    return GSACache(None if layers is None else ModelState(layers), seen)
+
+
+# With this, torch.export and others see the tensors of a cache.
+register_pytree_node(
+    GSACache,
+    _flatten,
+    _unflatten,
+    serialized_type_name=f"{GSACache.__module__}.{GSACache.__name__}",
+    flatten_with_keys_fn=_flatten_with_keys,
+)

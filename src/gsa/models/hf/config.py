@@ -7,11 +7,11 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
+from gsa import pretrained
 from gsa.auto_classes import register_models
-from gsa.errors import GSAError
-from gsa.mixers.registry import suggestion
-from gsa.models.checkpoint import MODEL_TYPE, of_transformers
+from gsa.models.checkpoint import MODEL_TYPE, check_spelling
 from gsa.models.config import ModelConfig
+from gsa.models.remote import AUTO_MAP, write_module
 
 
 class GSAConfig(PreTrainedConfig):
@@ -33,14 +33,30 @@ class GSAConfig(PreTrainedConfig):
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
     pad_token_id: int | None = None
+    logits_in_training: bool = False
+    """Whether outputs have logits beside the loss while training, which takes the memory of a whole batch of them."""
 
     def __post_init__(self, **kwargs: Any) -> None:
-        for name in kwargs:
-            if not of_transformers(name):
-                raise GSAError(f"GSAConfig: unknown field {name!r}{suggestion(name, self.__annotations__)}")
+        check_spelling(kwargs)
         super().__post_init__(**kwargs)
         self.to_model_config()  # checks all fields
         register_models()  # here, since transformers looks models up by the class of their config
+
+    def save_pretrained(self, save_directory: Any, *args: Any, **options: Any) -> None:
+        """As in transformers, with the module by which it finds the classes where gsa is not imported."""
+        check_spelling(vars(self))
+        self.auto_map = {**(getattr(self, "auto_map", None) or {}), **AUTO_MAP}
+        super().save_pretrained(save_directory, *args, **options)
+        write_module(save_directory)
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: Any = None) -> None:
+        """Nothing: folders that are saved carry a module that leads here, not copies of ours."""
+
+    @classmethod
+    def get_config_dict(cls, pretrained_model_name_or_path: Any, **options: Any) -> Any:
+        """As in transformers, and with the names of models in the package."""
+        return super().get_config_dict(pretrained.path_of(pretrained_model_name_or_path), **options)
 
     def to_model_config(self) -> ModelConfig:
         """The same without what belongs to transformers."""

@@ -96,7 +96,11 @@ def queries_per_head(query_heads: int, heads: int) -> int:
 
 
 def kept_states(call: LinearCall | SlotCall) -> int:
-    """How many states the forward pass may keep."""
+    """How many states the forward pass may keep.
+
+    They lie in one dimension. With this number as a size of its own, torch's compilers would take one and several for
+    two cases, and an exported graph would be valid for short sequences or for long ones.
+    """
     return max_marks(call.q, call.cu_seqlens, call.save, CHUNK * _mark_chunks(call.save))
 
 

@@ -16,7 +16,8 @@ from gsa.ops.native.structs import GsaLinearAttention
 
 def saved_shapes(call: LinearCall) -> tuple[Shape, ...]:
     """Of the kept states [K, V]."""
-    return ((kept_states(call), *call.k.shape[2:], call.v.shape[3]),)
+    (H, K), V = call.k.shape[2:], call.v.shape[3]
+    return ((kept_states(call) * H * K * V,),)
 
 
 def forward(call: LinearCall) -> tuple[Tensors, Tensors]:

@@ -23,7 +23,8 @@ from gsa.ops.sequences import max_marks
 def saved_shapes(call: ScanCall) -> tuple[Shape, ...]:
     """Of the kept states [S, E], with E padded."""
     E, S = call.A.shape
-    return ((max_marks(call.u, call.cu_seqlens, call.save, SCAN_CHUNK), S, -(-E // SCAN_PADDING) * SCAN_PADDING),)
+    count, padded = max_marks(call.u, call.cu_seqlens, call.save, SCAN_CHUNK), -(-E // SCAN_PADDING) * SCAN_PADDING
+    return ((count * S * padded,),)
 
 
 def forward(call: ScanCall) -> tuple[Tensors, Tensors]:

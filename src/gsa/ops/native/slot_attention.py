@@ -15,9 +15,9 @@ from gsa.ops.native.structs import READOUT_CODES, GsaSlotAttention
 
 
 def saved_shapes(call: SlotCall) -> tuple[Shape, ...]:
-    """Of the slot scores, and of the kept states [K, M] and [M, V] of both passes."""
+    """Of the slot scores, and of the kept states [K, M] and [M, V] of every head, of both passes."""
     count, (H, K), V, M = kept_states(call), call.k.shape[2:], call.v.shape[3], call.g.shape[3]
-    return call.scores_shape(), (count, H, K, M), (count, H, M, V)
+    return call.scores_shape(), (count * H * K * M,), (count * H * M * V,)
 
 
 def forward(call: SlotCall) -> tuple[Tensors, Tensors]:

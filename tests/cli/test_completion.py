@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -52,13 +51,6 @@ def test_other_shells(capsys: pytest.CaptureFixture, shell: str) -> None:
     assert code == 0
     for word in ("generate", "prepare", "temperature", "bf16"):
         assert word in out
-
-
-def test_without_shtab(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "shtab", None)
-    code, out, err = run(capsys, "completion", "bash")
-    assert (code, out) == (2, "")
-    assert err == "gsa: completion needs shtab, which is not installed: pip install shtab\n"
 
 
 def test_help_is_a_verb(capsys: pytest.CaptureFixture) -> None:

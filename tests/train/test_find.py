@@ -75,11 +75,11 @@ def test_a_folder(lm: LM, tmp_path: Path) -> None:
 
 
 def test_a_folder_of_the_packages_name(lm: LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name is the package's; with ./ in front, or as a Path, it is the folder."""
+    """What was saved as gsa-tiny is loaded as gsa-tiny, as in transformers."""
     monkeypatch.chdir(tmp_path)
     save_model(lm, tmp_path / "gsa-tiny")
-    assert find_model("gsa-tiny").folder == TOKENIZER
-    assert fingerprint("./gsa-tiny") == fingerprint(Path("gsa-tiny")) == fingerprint(lm)
+    for name in ("gsa-tiny", "./gsa-tiny", Path("gsa-tiny")):
+        assert fingerprint(name) == fingerprint(lm)
 
 
 def test_a_checkpoint_is_compared_with_its_manifest(run: Path) -> None:

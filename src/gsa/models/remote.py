@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gsa.extras import DISTRIBUTION, how_to_install
+
 MODULE = "modeling_gsa.py"
 AUTO_MAP = {
     "AutoConfig": "modeling_gsa.GSAConfig",
@@ -15,13 +17,15 @@ AUTO_MAP = {
     "AutoModelForCausalLM": "modeling_gsa.GSAForCausalLM",
 }
 # Without `try`, transformers itself would say which package is missing, and name a stranger's.
-TEXT = '''\
-"""The classes of this model, from the Python package gsa: `pip install gsa-lm`."""
+TEXT = f'''\
+"""The classes of this model, from the Python package gsa, whose distribution is {DISTRIBUTION}."""
 
 try:
     from gsa import GSAConfig, GSAForCausalLM, GSAModel  # noqa: F401
 except ImportError as error:
-    raise ImportError("this model needs the Python package gsa: pip install gsa-lm") from error
+    raise ImportError(
+        "this model needs the Python package gsa: {how_to_install("hf")}"
+    ) from error
 '''
 
 

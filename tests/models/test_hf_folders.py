@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokeni
 import gsa
 from gsa import GSAConfig, GSAForCausalLM, GSAModel
 from gsa.data.tokenizer import load_tokenizer
+from gsa.extras import how_to_install
 from gsa.models import remote
 from gsa.models.checkpoint import load_config, load_model, save_model
 from tests.models.hf_models import tiny_config, tiny_model, tokens
@@ -160,5 +162,5 @@ def test_a_folder_loads_where_nobody_has_imported_gsa(tmp_path: Path) -> None:
 
 def test_without_the_package_the_module_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gsa", None)
-    with pytest.raises(ImportError, match="pip install gsa-lm"):
+    with pytest.raises(ImportError, match=re.escape(how_to_install("hf"))):
         exec(remote.TEXT, {})

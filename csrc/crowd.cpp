@@ -55,6 +55,7 @@ std::atomic<bool> watching{false};
 std::atomic<bool> decided{false};  // by a caller, for tests
 ForkJoin omp_fork_join = nullptr;
 int omp_threads = 2;
+constexpr long kMaxSleepers = 64;  // more would cost more than they save, and OpenMP ends a process that has no room
 
 // Nanoseconds that all threads of this process have waited for a core while they could run; -1 where the system does
 // not tell. Linux does, in the second number of a thread's schedstat.
@@ -80,6 +81,8 @@ int64_t waited() {
     return sum;
 }
 
+int64_t larger_of(int64_t a, int64_t b) { return a < b ? b : a; }
+
 int64_t nanoseconds_now() {
     timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
@@ -92,9 +95,10 @@ int64_t nanoseconds_now() {
 Signal sleepers_wanted;
 
 void* hold_sleepers(void*) {
-    const long extra = sysconf(_SC_NPROCESSORS_ONLN) - omp_threads;
+    const long extra = usable_processors() - omp_threads, team = extra > 0 ? extra + 2 : 2;
+    if (team > kMaxSleepers) return nullptr;
     name_thread("gsa sleepers");
-    omp_fork_join([](void*) {}, nullptr, static_cast<unsigned>(extra > 0 ? extra + 2 : 2), 0);
+    omp_fork_join([](void*) {}, nullptr, static_cast<unsigned>(team), 0);
     wait_while(sleepers_wanted, 1);
     return nullptr;
 }
@@ -110,10 +114,14 @@ void* watch(void*) {
     int64_t before = waited(), then = nanoseconds_now();
     Belief belief;
     belief.since = kCalmWindows;
+    int64_t pause = kWindowMilliseconds * 1000000;
     while (before >= 0) {
-        const timespec window{0, kWindowMilliseconds * 1000000};
+        const timespec window{static_cast<time_t>(pause / 1000000000), static_cast<long>(pause % 1000000000)};
         nanosleep(&window, nullptr);
-        const int64_t after = waited(), now = nanoseconds_now();
+        const int64_t began = nanoseconds_now(), after = waited(), now = nanoseconds_now();
+        // Looking takes longer the more threads there are: not more than about 1% of the time.
+        pause = larger_of(kWindowMilliseconds * 1000000, 100 * (now - began));
+        if (after < 0) continue;  // no file was to be had just now
         const double share = static_cast<double>(after - before) / static_cast<double>(now - then);
         belief.see(share);
         if (!decided.load()) decide(belief.crowded);

@@ -7,7 +7,7 @@
 #define GSA_API __attribute__((visibility("default")))
 /* Raised whenever a function of this file changes its arguments or its meaning; Python refuses a library of another
    number. Structures and constants are compared one by one, see gsa_layout. */
-#define GSA_ABI 6
+#define GSA_ABI 7
 
 #ifdef __cplusplus
 extern "C" {
@@ -29,11 +29,12 @@ GSA_API const char* gsa_isas(void);
 GSA_API const char* gsa_isa(void);
 GSA_API int gsa_use_isa(const char* name);
 
-/* Entry points of the OpenMP library that torch uses; all null: threads of our own. */
-GSA_API void gsa_use_openmp(void* gomp_parallel, void* omp_get_thread_num, void* omp_get_num_threads);
+/* Entry points of the OpenMP library that torch uses, and whether it is GNU's; all null: threads of our own. */
+GSA_API void gsa_use_openmp(void* gomp_parallel, void* omp_get_thread_num, void* omp_get_num_threads, int gnu);
 /* Watches from now on whether other processes want the cores too; calls with several threads do so by themselves. */
 GSA_API void gsa_watch_crowd(int threads);
-/* Whether they do; and what to believe of that instead, 0 or 1, or -1 to go on watching. */
+/* Whether other processes want the cores (1) or not (0). gsa_assume_crowd sets the answer to 0 or 1; -1 returns to what
+   is observed. */
 GSA_API int gsa_crowded(void);
 GSA_API void gsa_assume_crowd(int crowd);
 /* What is believed after each of `count` windows of 50 ms in which threads waited such shares of the time for a core.

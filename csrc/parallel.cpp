@@ -15,12 +15,12 @@ namespace gsa {
 namespace {
 
 constexpr int kMaxHelpers = 1023;
-// How long a call waits for its helpers. One that sleeps needs about 50 microseconds to come; one whose core is busy
-// with another process may need milliseconds, and work begins without it.
+// How long a call waits for all of its helpers. One that sleeps needs about 50 microseconds to come; one whose core is
+// busy with another process may need milliseconds, and work begins without it.
 constexpr int kGatherMicroseconds = 200;
 
-// What a helper is at: resting until it is called, then it joins unless it is dismissed before, and works, in a team
-// only when all have come.
+// States of a helper. Resting: it sleeps. Called: a call wants it, and may still dismiss it. Joined: it has come; in a
+// team it waits for the others. Working: the team works.
 enum : uint32_t { kResting, kCalled, kJoined, kWorking };
 
 // A thread that sleeps between calls. It is never freed, since the thread may look at it at any time.
@@ -82,6 +82,7 @@ int helpers = 0;            // how many there are
 void* serve(void* data) {
     Helper& me = *static_cast<Helper*>(data);
     name_thread("gsa helper");
+    use_every_core();  // and not just those of the thread that happened to call first
     for (;;) {
         wait_while(me.state, kResting);
         if (!replace(me.state, kCalled, kJoined)) continue;
@@ -95,6 +96,7 @@ void* serve(void* data) {
 // Threads do not survive a fork: a child starts with none.
 void forget_all() {
     forked.store(true);
+    forget_sleepers();
     mutex = PTHREAD_MUTEX_INITIALIZER;
     resting = nullptr;
     helpers = 0;
@@ -161,8 +163,9 @@ void as_team(int threads, Work work, void* context) {
         set(taken[i]->state, kCalled);
     }
     int size = 1;
+    const int64_t end = microseconds_now() + kGatherMicroseconds;
     for (int i = 0; i < got; i++) {
-        spin_while(taken[i]->state, kCalled, kGatherMicroseconds);
+        spin_while(taken[i]->state, kCalled, end);
         if (!replace(taken[i]->state, kCalled, kResting)) joined[size++] = taken[i];
     }
     for (int rank = 1; rank < size; rank++) {
@@ -199,12 +202,13 @@ void as_they_come(int threads, Work work, void* context) {
 
 }  // namespace gsa
 
-extern "C" void gsa_use_openmp(void* gomp_parallel, void* omp_get_thread_num, void* omp_get_num_threads) {
+extern "C" void gsa_use_openmp(void* gomp_parallel, void* omp_get_thread_num, void* omp_get_num_threads, int gnu) {
     using namespace gsa;
+    prepare_for_forks();  // now, since a child may be the first to call
     fork_join = reinterpret_cast<ForkJoin>(gomp_parallel);
     thread_num = reinterpret_cast<Query>(omp_get_thread_num);
     num_threads = reinterpret_cast<Query>(omp_get_num_threads);
-    tell_of_openmp(fork_join);
+    tell_of_openmp(gnu ? fork_join : nullptr);
 }
 
 extern "C" void gsa_use_every_thread(int yes) { gsa::every_thread = yes != 0; }

@@ -1,4 +1,5 @@
-// Threads of the engine's own. They sleep between calls, and no call waits for one that does not get a core.
+// Threads: those of torch's OpenMP while the machine is calm. In a crowd, and in a forked child, the engine's own,
+// which sleep between calls; a call does not wait for one that has not come.
 #pragma once
 
 namespace gsa {
@@ -10,8 +11,9 @@ typedef void (*Work)(void* context, int rank, int size);
 void as_team(int threads, Work work, void* context);
 
 // For work whose pieces belong to whoever takes them first: the calling thread begins at once, others up to `threads`
-// take part as they come, and those that have not come when nothing is left are not waited for. `size` is `threads`.
-// Nobody may wait for another, and work must return only when no piece is left to take.
+// take part as they come. Of the engine's own, those that have not come when nothing is left are not waited for. `rank`
+// is below `threads`, `size` means nothing. Nobody may wait for another, and work must return only when no piece is
+// left to take.
 void as_they_come(int threads, Work work, void* context);
 
 // Work that is worth a thread: where it has a core of its own, and where other processes want the cores, too. There

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
+#include <unistd.h>
 
 namespace gsa {
 
@@ -12,6 +14,23 @@ inline void name_thread(const char* name) {
     pthread_setname_np(pthread_self(), name);
 #elif defined(__APPLE__)
     pthread_setname_np(name);
+#endif
+}
+
+// Processors that the process may use, which can be fewer than the machine has.
+inline long usable_processors() {
+#if defined(__linux__)
+    cpu_set_t usable;
+    if (sched_getaffinity(getpid(), sizeof(usable), &usable) == 0) return CPU_COUNT(&usable);
+#endif
+    return sysconf(_SC_NPROCESSORS_ONLN);
+}
+
+// Lets the calling thread run on all of them; a new thread has only those of the thread that started it.
+inline void use_every_core() {
+#if defined(__linux__)
+    cpu_set_t usable;
+    if (sched_getaffinity(getpid(), sizeof(usable), &usable) == 0) sched_setaffinity(0, sizeof(usable), &usable);
 #endif
 }
 

@@ -29,12 +29,6 @@ inline void relax() {
 #endif
 }
 
-int64_t microseconds_now() {
-    timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return static_cast<int64_t>(now.tv_sec) * 1000000 + now.tv_nsec / 1000;
-}
-
 #ifdef __linux__
 
 // Sleeps unless the value is another one already; may return for no reason.
@@ -72,6 +66,12 @@ void wake_sleepers(Signal& signal) {
 
 }  // namespace
 
+int64_t microseconds_now() {
+    timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return static_cast<int64_t>(now.tv_sec) * 1000000 + now.tv_nsec / 1000;
+}
+
 uint32_t value_of(const Signal& signal) { return __atomic_load_n(&signal.value, __ATOMIC_ACQUIRE); }
 
 void set(Signal& signal, uint32_t value) {
@@ -85,8 +85,7 @@ bool replace(Signal& signal, uint32_t from, uint32_t to) {
     return true;
 }
 
-void spin_while(const Signal& signal, uint32_t value, int microseconds) {
-    const int64_t end = microseconds_now() + microseconds;
+void spin_while(const Signal& signal, uint32_t value, int64_t end) {
     do {
         for (int look = 0; look < kLooksPerClock; look++) {
             if (value_of(signal) != value) return;
@@ -96,11 +95,18 @@ void spin_while(const Signal& signal, uint32_t value, int microseconds) {
 }
 
 void wait_while(Signal& signal, uint32_t value) {
-    spin_while(signal, value, crowded() ? kCrowdedMicroseconds : kSpinMicroseconds);
+    spin_while(signal, value, microseconds_now() + (crowded() ? kCrowdedMicroseconds : kSpinMicroseconds));
     if (value_of(signal) != value) return;
     __atomic_add_fetch(&signal.sleepers, 1, __ATOMIC_SEQ_CST);
     while (__atomic_load_n(&signal.value, __ATOMIC_SEQ_CST) == value) sleep_while(signal, value);
     __atomic_sub_fetch(&signal.sleepers, 1, __ATOMIC_SEQ_CST);
+}
+
+void forget_sleepers() {
+#ifndef __linux__
+    mutex = PTHREAD_MUTEX_INITIALIZER;
+    condition = PTHREAD_COND_INITIALIZER;
+#endif
 }
 
 }  // namespace gsa

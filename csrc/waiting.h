@@ -23,7 +23,13 @@ bool replace(Signal& signal, uint32_t from, uint32_t to);
 // Returns once the value is another one.
 void wait_while(Signal& signal, uint32_t value);
 
-// The same, but without sleep, and for so many microseconds at most.
-void spin_while(const Signal& signal, uint32_t value, int microseconds);
+// Of a clock that only goes forward.
+int64_t microseconds_now();
+
+// Returns once the value is another one, or the clock has come to `end`; without sleep.
+void spin_while(const Signal& signal, uint32_t value, int64_t end);
+
+// In the child of a fork: whoever slept is gone, and nobody holds what they slept on.
+void forget_sleepers();
 
 }  // namespace gsa

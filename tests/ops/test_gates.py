@@ -104,7 +104,24 @@ def test_with_a_graph_and_packed(engine: str) -> None:
 
 
 @pytest.mark.skipif(DEVICE.type != "cpu", reason="the native engine runs on CPUs")
-def test_every_thread_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+class Named(torch.Tensor):
+    """A subclass that has the numbers of a tensor."""
+
+
+@EVERY
+def test_subclasses_of_tensors_are_looked_at(engine: str) -> None:
+    """Where they were not, a refused step gave memory that nobody had written."""
+    q = drawn(1, 3, 1, K)
+    g = torch.ones(1, 3, 1, K, device=DEVICE).as_subclass(Named)
+    with refused("gated_slot_attention", f"g {LOG} the largest is 1"):
+        gated_slot_attention(q, q, q, g, backend=engine, check=True)
+    x = q[:, 0]
+    with use_backend(engine), refused("gated_slot_attention_step", f"g {LOG} the largest is 1"):
+        state = SlotState.zeros(batch=1, heads=1, slots=K, key_width=K, value_width=K, device=DEVICE)
+        gated_slot_attention_step(x, x, x, g[:, 0], state=state, check=True)
+
+
+def test_every_thread_looks() -> None:
     """Of several chunks and heads, shared by threads, one bad gate is enough."""
     torch.set_num_threads(2)
     q, g = torch.randn(1, 300, 4, 64), -torch.rand(1, 300, 4, 64)

@@ -176,6 +176,28 @@ assert all(torch.equal(a, b) for a, b in zip(run(), before))
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=120)
 
 
+def test_a_child_may_be_the_first_to_call() -> None:
+    """torch's threads are gone in it all the same, although the engine has not used them yet."""
+    code = """
+import os, signal, torch
+from gsa.ops import gated_slot_attention
+from gsa.ops.native import library
+library.use_every_thread(True)
+torch.set_num_threads(2)
+q, k, v = torch.randn(3, 2, 200, 2, 32)
+g = -torch.rand(2, 200, 2, 32)
+(torch.randn(2_000_000) * 2).sum()  # starts torch's threads
+child = os.fork()
+if child == 0:
+    signal.alarm(60)
+    gated_slot_attention(q, k, v, g, backend="native")
+    os._exit(0)
+_, status = os.waitpid(child, 0)
+assert status == 0, status
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=120)
+
+
 def _report(environment: dict[str, str]) -> str:
     code = (
         "import torch; from gsa.ops import backends, gated_slot_attention\n"

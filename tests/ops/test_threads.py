@@ -16,7 +16,13 @@ from gsa.bench.busy import busy_processes
 from gsa.bench.decode_model import random_model, shape, token
 from gsa.infer import Model
 from gsa.infer.runners import make_runner
-from gsa.ops import SlotState, gated_slot_attention, gated_slot_attention_step
+from gsa.ops import (
+    SlotState,
+    gated_linear_attention,
+    gated_slot_attention,
+    gated_slot_attention_step,
+    selective_scan,
+)
 from gsa.ops.linear import matvec, pack
 from gsa.ops.native import library
 
@@ -91,17 +97,25 @@ def test_a_crowd_changes_no_bits(crowd: bool) -> None:
     """Other threads do the work then, and as many of them as come."""
     torch.manual_seed(0)
     weight, x = pack(torch.randn(300, 200), "int8"), torch.randn(3, 200)
-    q, g = torch.randn(1, 300, 1, 40), -torch.rand(1, 300, 1, 24)
+    q, g = torch.randn(1, 300, 1, 40, requires_grad=True), -torch.rand(1, 300, 1, 24)
+    u, B = torch.randn(1, 300, 40), torch.randn(1, 300, 8)
+
+    def results() -> list[torch.Tensor]:
+        o = gated_slot_attention(q, q, q, g, backend="native")[0]
+        linear = gated_linear_attention(q, q, q, backend="native")[0]
+        scanned = selective_scan(u, u.abs(), -torch.ones(40, 8), B, B, backend="native")[0]
+        gradients = torch.autograd.grad(o.sum() + linear.sum(), q)
+        return [matvec(weight, x, backend="native"), o.detach(), linear.detach(), scanned, *gradients]
+
     torch.set_num_threads(1)
-    expected = matvec(weight, x, backend="native"), gated_slot_attention(q, q, q, g, backend="native")[0]
+    expected = results()
     library.use_every_thread(True)
     library.assume_crowd(crowd)
     assert library.crowded() == crowd
     for threads in (2, 3, 7):
         torch.set_num_threads(threads)
-        for _ in range(20):
-            found = matvec(weight, x, backend="native"), gated_slot_attention(q, q, q, g, backend="native")[0]
-            assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+        for _ in range(10):
+            assert all(torch.equal(a, b) for a, b in zip(results(), expected, strict=True))
 
 
 def alone(code: str) -> Any:

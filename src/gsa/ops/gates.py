@@ -67,5 +67,6 @@ def _numbers(x: Tensor | None) -> Tensor | None:
         return None
     while torch._C._functorch.is_functorch_wrapped_tensor(x):
         x = torch._C._functorch.get_unwrapped(x)
-    plain = type(x) in (Tensor, torch.nn.Parameter) and not x.is_meta and x.numel() > 0
-    return x.detach() if plain else None
+    # A subclass that only adds to Tensor has its numbers; one with a dispatch of its own may have none.
+    plain = type(x).__torch_dispatch__ is Tensor.__torch_dispatch__ and not x.is_meta and x.numel() > 0
+    return x.detach().as_subclass(Tensor) if plain else None

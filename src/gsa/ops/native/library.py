@@ -19,7 +19,7 @@ from gsa.errors import BackendUnavailable, GSAError, OutOfMemory
 from gsa.ops import native
 from gsa.ops.native import structs
 
-ABI = 6
+ABI = 7
 """Of csrc/native.h: a library with another number is a leftover of another version."""
 
 _FUNCTIONS = (
@@ -153,7 +153,7 @@ def _load() -> ctypes.CDLL | str:
     for name in ("gsa_isa", "gsa_isas"):
         getattr(lib, name).restype = ctypes.c_char_p
     lib.gsa_use_isa.argtypes = [ctypes.c_char_p]
-    lib.gsa_use_openmp.argtypes = [ctypes.c_void_p] * 3
+    lib.gsa_use_openmp.argtypes = [*[ctypes.c_void_p] * 3, ctypes.c_int]
     _share_threads(lib)
     wanted = os.environ.get("GSA_NATIVE_ISA")
     if wanted and lib.gsa_use_isa(wanted.encode()):
@@ -174,7 +174,8 @@ def _share_threads(lib: ctypes.CDLL) -> None:
     process = ctypes.CDLL(None)
     names = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
     if all(hasattr(process, name) for name in names):
-        lib.gsa_use_openmp(*(ctypes.cast(getattr(process, name), ctypes.c_void_p) for name in names))
+        gnu = not hasattr(process, "__kmpc_fork_call")  # which LLVM's and Intel's have
+        lib.gsa_use_openmp(*(ctypes.cast(getattr(process, name), ctypes.c_void_p) for name in names), gnu)
 
 
 # Once, when this module is imported, and in plain variables: torch.compile reads those, and not what a cache hides.

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gsa.errors import GSAError
 from gsa.ops.calls import StepCall, sums_dtype
 from gsa.ops.gates import refuse_gates
 from gsa.ops.native.arguments import Arguments, queries_per_head
@@ -41,6 +42,7 @@ def step(call: StepCall, *, inplace: bool) -> tuple[Tensor, SlotState]:
     arguments.states(dtype, before_k=before.k, before_v=before.v, after_k=after.k, after_v=after.v)
     if not arguments.run(_compiled()):
         refuse_gates(g=call.g)
+        raise GSAError("g must be log gates, at most 0 (-inf is a full reset), but some are above 0 or NaN")
     return o, after
 
 

@@ -85,8 +85,9 @@ def test_the_same_command_again_has_nothing_to_do_and_another_is_refused(tmp_pat
     source = rows(tmp_path / "a.jsonl", TEXTS)
     first = split(source, tmp_path / "out", holdout="10%")
     assert split(source, tmp_path / "out", holdout="10%") == first
-    for other in ("20%", None):
-        with pytest.raises(GSAError, match="was begun with other settings; not the same are: holdout"):
+    for other, told in (("20%", "10%, held out, now 20%, held out"), (None, "10%, the others, now none")):
+        message = f"was begun with other settings; not the same are: holdout ({told}). Remove the folder"
+        with pytest.raises(GSAError, match=re.escape(message)):
             split(source, tmp_path / "out", holdout=other)
     prepare([str(source)], "bytes", tmp_path / "all", processes=1, progress=False)
     with pytest.raises(GSAError, match="was begun without holdout"):

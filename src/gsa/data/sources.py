@@ -99,12 +99,9 @@ def _of_source(
         return [_of_file(file, path, field) for file in files]
     if path.exists():
         return [] if _excluded(path, path.parent, exclude, unused) else [_of_file(path, path.parent, field)]
-    if path.is_absolute() or source.startswith((".", "~")) or path.suffix or source.count("/") > 1:
-        raise GSAError(f"data: there is no file or folder {source}")
-    try:
-        return [_of_hub(source, field)]
-    except GSAError as error:
-        raise GSAError(f"data: there is no file or folder {source}; {str(error).removeprefix('data: ')}") from None
+    is_path = path.is_absolute() or source.startswith((".", "~")) or path.suffix or source.count("/") > 1
+    hint = "" if is_path else f"; a dataset of the Hugging Face Hub is hf:{source}"
+    raise GSAError(f"data: there is no file or folder {source}{hint}")
 
 
 def _files(folder: Path, leave_out: Sequence[Path] = ()) -> list[Path]:

@@ -24,7 +24,6 @@ README = (ROOT / "README.md").read_text()
     "module",
     [
         "gsa.arguments",
-        "gsa.cli.console",
         "gsa.data.order",
         "gsa.extras",
         "gsa.infer.engine",
@@ -47,6 +46,7 @@ README = (ROOT / "README.md").read_text()
         "gsa.ops.selective_scan",
         "gsa.sampling",
         "gsa.table",
+        "gsa.terminal",
         "gsa.train.find",
         "gsa.train.progress",
         "gsa.train.schedule",

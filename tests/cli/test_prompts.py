@@ -34,6 +34,34 @@ def test_a_prompt_may_come_through_a_pipe(capsys: pytest.CaptureFixture, monkeyp
     assert run(capsys)[2].startswith("gsa: generate: there is no text to continue; give a prompt, --file, --state")
 
 
+def test_a_prompt_may_stand_in_a_file_of_settings(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
+    file, again = tmp_path / "a.yaml", tmp_path / "again.yaml"
+    file.write_text("prompt: It was\nmax_tokens: 4\ntemperature: 0\n")
+    code, printed, _ = run(capsys, "--config", file, "--print-config")
+    again.write_text(printed)
+    assert code == 0
+    for path in (file, again):
+        assert run(capsys, "--config", path) == (0, by_engine("It was", 4) + "\n", "")
+        assert run(capsys, "--config", path, "He said")[1] == by_engine("He said", 4) + "\n"
+
+
+def test_a_mark_of_utf8_is_no_text(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
+    file = tmp_path / "a.txt"
+    file.write_text("It was", "utf-8-sig")
+    for more in ((), ("--strict",)):
+        found = run(capsys, "--file", file, "-n", "4", "--temperature", "0", *more)
+        assert found == (0, by_engine("It was", 4) + "\n", "")
+
+
+def test_a_state_that_is_not_there(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
+    place = tmp_path / "nofile"
+    (tmp_path / "a.txt").write_text("It was")
+    said = f"gsa: state: {place}: there is no such file\n"
+    assert run(capsys, "--state", place, "x") == (2, "", said)
+    save = ("state", "save", "--state", place, "--file", tmp_path / "a.txt", "--out", tmp_path / "out")
+    assert running.run(capsys, *save) == (2, "", said)
+
+
 def test_standard_input_is_not_read_beside_a_state(
     capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

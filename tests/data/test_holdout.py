@@ -85,8 +85,9 @@ def test_the_same_command_again_has_nothing_to_do_and_another_is_refused(tmp_pat
     source = rows(tmp_path / "a.jsonl", TEXTS)
     first = split(source, tmp_path / "out", holdout="10%")
     assert split(source, tmp_path / "out", holdout="10%") == first
-    for other in ("20%", None):
-        with pytest.raises(GSAError, match="was begun with other settings; not the same are: holdout"):
+    for other, told in (("20%", "10%, held out, now 20%, held out"), (None, "10%, the others, now none")):
+        message = f"was begun with other settings; not the same are: holdout ({told}). Remove the folder"
+        with pytest.raises(GSAError, match=re.escape(message)):
             split(source, tmp_path / "out", holdout=other)
     prepare([str(source)], "bytes", tmp_path / "all", processes=1, progress=False)
     with pytest.raises(GSAError, match="was begun without holdout"):
@@ -117,8 +118,26 @@ def test_none_and_all(tmp_path: Path) -> None:
     source = rows(tmp_path / "a.jsonl", TEXTS[:5])
     with pytest.raises(GSAError, match=r"holdout 0.1%, held out: that is none of the documents in"):
         split(source, tmp_path / "out", holdout="0.1%")
-    with pytest.raises(GSAError, match=r"holdout 5, the others: that is none of the documents in"):
-        split(source, tmp_path / "all", holdout="5")
+    with pytest.raises(GSAError, match=r"holdout 99.9%, the others: that is none of the documents in"):
+        split(source, tmp_path / "out", holdout="99.9%")
+    for count in ("5", "6"):
+        message = f"holdout {count}: the sources have 5 documents, and some must be left to train on"
+        with pytest.raises(GSAError, match=message):
+            split(source, tmp_path / "out", holdout=count)
+    assert not (tmp_path / "out").exists()
+    assert len(split(source, tmp_path / "out", holdout="4")[1]) == 1
+    with pytest.raises(GSAError, match=r"there is no text in .* --field is 'body', the first row has 'text'"):
+        split(source, tmp_path / "other", holdout="1", field="body")
+
+
+def test_files_of_the_same_name_are_documents_of_their_own(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        (tmp_path / "books" / name).mkdir(parents=True)
+        (tmp_path / "books" / name / "text.txt").write_text(f"book {name}")
+    _, kept, heldout = split(tmp_path / "books", tmp_path / "out", holdout="1")
+    assert (len(kept), len(heldout)) == (2, 1)
+    (tmp_path / "books").rename(tmp_path / "moved")
+    assert split(tmp_path / "moved", tmp_path / "again", holdout="1")[2] == heldout
 
 
 def test_training_finds_it(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

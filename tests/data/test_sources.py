@@ -236,12 +236,13 @@ def test_what_cannot_be_read_is_refused_before_the_work(
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("nowhere.txt", "there is no file or folder nowhere.txt"),
-        ("./nowhere", "there is no file or folder ./nowhere"),
-        ("/nowhere/at/all", "there is no file or folder /nowhere/at/all"),
+        ("nowhere.txt", "there is no file or folder nowhere.txt$"),
+        ("./nowhere", "there is no file or folder ./nowhere$"),
+        ("/nowhere/at/all", "there is no file or folder /nowhere/at/all$"),
         ("hf:", "expected hf:NAME"),
         ("hf:a:b:c:d", "expected hf:NAME"),
-        ("no/such", "there is no file or folder no/such; dataset 'no/such', split 'train' cannot be opened: no way"),
+        ("no/such", "there is no file or folder no/such; a dataset of the Hugging Face Hub is hf:no/such"),
+        ("hf:no/such", "dataset 'no/such', split 'train' cannot be opened: no way"),
     ],
 )
 def test_a_source_that_is_not_there(monkeypatch: pytest.MonkeyPatch, source: str, message: str) -> None:

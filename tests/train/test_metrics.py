@@ -321,6 +321,15 @@ def test_a_terminal_has_a_live_bar_with_notes_above_it() -> None:
     assert shown.endswith("\x1b[?25h")  # the cursor is back
 
 
+@pytest.mark.parametrize("terminal", [False, True])
+def test_what_a_model_writes_does_not_drive_the_terminal(terminal: bool) -> None:
+    console = Console(file=io.StringIO(), force_terminal=terminal, width=80, color_system=None, legacy_windows=False)
+    with Progress(2, 0, console=console) as progress:
+        progress.note("step 1: Alice\n\tsaid \x1b[2J\x07\u202e")
+    assert "said \\x1b[2J\\x07\\u202e\n" in told(console)
+    assert "\x1b[2J" not in told(console)
+
+
 def test_a_narrow_terminal_still_shows_step_time_and_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     Clock(monkeypatch)
     console = Console(file=io.StringIO(), force_terminal=True, width=44, color_system=None, legacy_windows=False)

@@ -12,6 +12,7 @@ import torch
 from gsa.data.tokenizer import load_tokenizer
 from gsa.models import LM, ModelConfig
 from gsa.models.checkpoint import load_model
+from gsa.terminal import shown
 from gsa.train.loop import Trainer
 from gsa.train.run import train
 from gsa.train.sample import sample
@@ -34,7 +35,7 @@ def test_a_sample_is_shown_at_evaluations_and_changes_nothing(
 ) -> None:
     threads = torch.get_num_threads()
     train(run_settings(folder, str(tmp_path / "with"), json=False, sample_prompt="Alice ", sample_tokens=8))
-    shown = capsys.readouterr().err
+    told = capsys.readouterr().err
     train(run_settings(folder, str(tmp_path / "without"), json=False, sample_tokens=0))
     assert "Alice" not in capsys.readouterr().err
     torch.set_num_threads(threads)
@@ -43,7 +44,7 @@ def test_a_sample_is_shown_at_evaluations_and_changes_nothing(
     samples = {line["step"]: line["sample"] for line in metrics(tmp_path / "with") if "sample" in line}
     assert list(samples) == [4, 8, 12]
     for step, text in samples.items():
-        assert f"step {step}: Alice {text}" in shown
+        assert f"step {step}: Alice {shown(text)}" in told
     assert not any("sample" in line for line in metrics(tmp_path / "without"))
     newest = load_model(tmp_path / "with" / "checkpoints" / "step-00000012")
     assert sample(newest, load_tokenizer("bytes"), "Alice ", 8) == samples[12]

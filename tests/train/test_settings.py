@@ -206,6 +206,32 @@ def test_the_settings_can_be_printed_as_a_recipe(folder: Path, tmp_path: Path, c
         assert TrainSettings(**yaml.safe_load(out)).lr == 0.5
 
 
+@pytest.mark.parametrize(
+    ("args", "data", "eval_data"),
+    [
+        ((), "data/books", "data/thursday"),
+        (("--data", "mine"), "mine", None),
+        (("--data=mine", "--eval-data", "other"), "mine", "other"),
+        (("--data", "mine", "--config", "FILE"), "mine", "of the file"),
+    ],
+)
+def test_the_evaluation_of_a_recipe_goes_with_its_own_data(
+    tmp_path: Path, capsys: pytest.CaptureFixture, args: tuple[str, ...], data: str, eval_data: str | None
+) -> None:
+    file = tmp_path / "more.yaml"
+    file.write_text("eval_data: of the file\n")
+    given = [str(file) if arg == "FILE" else arg for arg in args]
+    code, out, err = command(capsys, *given, "--recipe", "gsa-tiny", "--print-config")
+    assert code == 0, err
+    found = yaml.safe_load(out)
+    assert (found["data"], found["eval_data"]) == (data, eval_data)
+
+
+def test_a_second_recipe_is_refused(capsys: pytest.CaptureFixture) -> None:
+    code, _, err = command(capsys, "--recipe", "gsa-tiny", "--recipe=gsa-tiny")
+    assert (code, "--recipe is given 2 times (gsa-tiny, gsa-tiny), expected one recipe" in err) == (2, True)
+
+
 def test_a_missing_recipe_is_said(capsys: pytest.CaptureFixture) -> None:
     code, _, err = command(capsys, "--config", "nowhere.yaml")
     assert code == 2

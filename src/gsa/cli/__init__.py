@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import signal
 import sys
+from typing import Any
 
+from gsa import __version__
 from gsa.cli.console import tell, watched_output
 from gsa.errors import GSAError, memory_errors
 
@@ -37,15 +39,16 @@ def run(args: list[str]) -> None:
     given, command = args[len(path) :], " ".join(["gsa", *path])
     if isinstance(entry, Group):
         if not path and given[:1] == ["--version"]:
-            from gsa import __version__
-
             print(f"gsa {__version__}")
             raise SystemExit
         if not args or given[:1] in (["-h"], ["--help"]):
             print(help_of(entry, command), end="")
             raise SystemExit
         if not given:
-            raise GSAError(f"{' '.join(path)}: expected one of {', '.join(entry.verbs)}")
+            from gsa.cli.mistakes import no_verb
+
+            tell(no_verb(entry.verbs), name=command)
+            raise SystemExit(2)
 
     from jsonargparse import auto_cli, set_parsing_settings
 
@@ -58,7 +61,8 @@ def run(args: list[str]) -> None:
         from gsa.cli.train import options_win, with_recipe
 
         given = options_win(with_recipe(given))
-    settings = auto_cli(load(entry), args=given, prog=command, parser_class=Parser, allow_abbrev=False)
+    options: dict[str, Any] = {} if path else {"version": __version__}
+    settings = auto_cli(load(entry), args=given, prog=command, parser_class=Parser, allow_abbrev=False, **options)
     if settings is not None:  # of `train`, which is no function; the others have done what they do
         from gsa.cli.train import run as train
 

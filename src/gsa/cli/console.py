@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import codecs
 import errno
 import os
-import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TextIO, cast
 
+from gsa.terminal import shown
+
 if TYPE_CHECKING:
+    from gsa.infer import State
     from gsa.infer.text import TextEngine
 
 Weights = Literal["auto", "fp32", "bf16", "int8", "int4"]
 CLOSED_PIPE = 141  # the exit code of what SIGPIPE ends
-# All that moves the cursor, changes the screen or turns the direction of writing, except line ends and tabs.
-_CONTROL = re.compile("\r(?!\n)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def open_model(model: str, weights: str, threads: int | None = None) -> TextEngine:
@@ -29,10 +30,21 @@ def open_model(model: str, weights: str, threads: int | None = None) -> TextEngi
     return TextEngine.load(model, weights, say=tell)
 
 
+def load_state(path: str, engine: TextEngine) -> State:
+    """A state from a file, by the name that the command line has for it."""
+    from gsa.errors import GSAError
+    from gsa.infer import State
+
+    try:
+        return State.load(path, engine.engine.model)
+    except GSAError as error:
+        raise type(error)(f"state: {str(error).removeprefix('State.load: ')}") from None
+
+
 def read_text(path: str, *, strict: bool = False) -> str:
     """The text of a file, or of standard input if it is `-`.
 
-    What is not UTF-8 is replaced, and told; if strict, it is refused.
+    What is not UTF-8 is replaced, and told; if strict, it is refused. A mark of UTF-8 at the beginning is no text.
     """
     from gsa.data.utf8 import decode
     from gsa.errors import GSAError
@@ -46,6 +58,7 @@ def read_text(path: str, *, strict: bool = False) -> str:
         content = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
     except OSError as error:
         raise GSAError(f"{name} cannot be read: {error.strerror}") from None
+    content = content.removeprefix(codecs.BOM_UTF8)
     if strict:
         return decoded(content, name)
     found = decode(content)
@@ -90,15 +103,6 @@ def check_place(path: str) -> None:
         return
     except OSError as error:
         raise GSAError(f"{path!r} cannot be written: {error.strerror}") from None
-
-
-def shown(text: str) -> str:
-    """A text without anything that a terminal would take for more than text: control characters are spelt out.
-
-    >>> shown("red \\x1b[31m")
-    'red \\\\x1b[31m'
-    """
-    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def is_terminal(stream: TextIO | None) -> bool:

@@ -74,9 +74,9 @@ def generate(
         json: Print one JSON object at the end instead of text.
         stats: Tell speed, time to the first token and bytes on standard error.
     """
-    from gsa.cli.console import Output, check_place, check_typed, open_model, read_text, tell
+    from gsa.cli.console import Output, check_place, check_typed, load_state, open_model, read_text, tell
     from gsa.errors import GSAError
-    from gsa.infer import Sampling, State
+    from gsa.infer import Sampling
     from gsa.train.stop import StopWish
 
     if logprobs is not None and not json:
@@ -104,7 +104,7 @@ def generate(
             "generate: there is no text to continue; give a prompt, --file, --state, or text on standard input"
         )
     engine = open_model(model, weights, threads)
-    start = None if state is None else State.load(state, engine.engine.model)
+    start = None if state is None else load_state(state, engine)
     output = Output()
     with StopWish(quiet=True) as wish:
         course = Course()

@@ -12,5 +12,11 @@ def show_help(verb: list[str]) -> None:
         verb: The verb, e.g. data prepare.
     """
     from gsa.cli import run
+    from gsa.cli.verbs import find
+    from gsa.errors import GSAError
 
-    run([*verb, "--help"])
+    words = [word for word in verb if word not in ("-h", "--help")]
+    path, _ = find(words)
+    if len(path) < len(words):
+        raise GSAError(f"help: {words[len(path)]!r} is one word too many; expected a verb, as in gsa help data prepare")
+    run([*words, "--help"])

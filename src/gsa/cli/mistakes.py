@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from argparse import Action
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
 _REQUIRED = re.compile(r"the following arguments are required: (?P<names>.*)")
@@ -39,7 +39,9 @@ def explained(message: str, actions: Sequence[Action], args: Sequence[str]) -> s
     if found := _NO_FILE.search(message):
         return f"there is no file {found['path']}"
     if _NO_VERB.match(message):
-        return "the file of settings has no verb with its options"
+        if any(arg.partition("=")[0] == "--config" for arg in args):
+            return "the file of settings has no verb with its options"
+        return no_verb(next(action for action in actions if action.dest == "subcommand").choices or ())
     if found := _OPTION.fullmatch(message) or _KEY.fullmatch(message):
         return _refused(_called(found["name"], actions, args), found["said"])
     if found := _NO_KEY.search(message):
@@ -50,6 +52,11 @@ def explained(message: str, actions: Sequence[Action], args: Sequence[str]) -> s
     if re.fullmatch(r"'\w+'", message):  # a KeyError that knows no more
         return f"of {message} there is a setting that it does not have"
     return " ".join(message.split())
+
+
+def no_verb(known: Iterable[str]) -> str:
+    """What is said where one of these verbs should stand."""
+    return f"a verb is missing; expected one of {', '.join(known)}"
 
 
 def _called(name: str, actions: Sequence[Action], args: Sequence[str]) -> str:
@@ -73,6 +80,8 @@ def _unknown(words: Sequence[str], actions: Sequence[Action]) -> str:
         return f"{words[0]!r} is one word too many" + ("; text with spaces goes into quotes" if takes_words else "")
     name = option.partition("=")[0]
     known = [option for action in actions for option in action.option_strings if action.help != "==SUPPRESS=="]
+    if name in known:
+        return f"{name} stands behind --, where all is text; options go in front of it"
     return f"there is no {name}{_hint(name, known)}"
 
 

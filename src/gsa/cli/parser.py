@@ -109,6 +109,12 @@ class Parser(ArgumentParser):
             self._needed.add(action.dest)
         return action
 
+    def _get_values(self, action: Action, arg_strings: list[str]) -> Any:
+        # argparse would set a positional argument that was left out to its default, over what a file of settings says.
+        if action.nargs == "?" and not action.option_strings and not arg_strings:
+            return SUPPRESS
+        return super()._get_values(action, arg_strings)
+
     def format_help(self, *args: Any) -> str:
         self.usage = self.short_usage().replace("%", "%%")
         return super().format_help(*args)

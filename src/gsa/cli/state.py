@@ -35,18 +35,17 @@ def save(
         threads: Threads of torch; its own choice by default.
         strict: Refuse a file with bytes that are not UTF-8.
     """
-    from gsa.cli.console import Output, check_place, open_model, read_text
+    from gsa.cli.console import Output, check_place, load_state, open_model, read_text
     from gsa.cli.reading import ReadingBar
     from gsa.errors import GSAError
     from gsa.files import byte_count
-    from gsa.infer import State
 
     check_place(out)
     text = read_text(file, strict=strict)
     if not text:
         raise GSAError(f"state: {file} is empty, expected text")
     engine = open_model(model, weights, threads)
-    start = None if state is None else State.load(state, engine.engine.model)
+    start = None if state is None else load_state(state, engine)
     began = time.monotonic()
     ids = engine.encode(text, continues=start is not None)
     with ReadingBar(len(ids)) as bar:

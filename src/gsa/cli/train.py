@@ -9,6 +9,8 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from gsa.errors import GSAError
+
 if TYPE_CHECKING:
     from gsa.train.position import Outcome
     from gsa.train.settings import TrainSettings
@@ -36,12 +38,21 @@ def run(settings: TrainSettings) -> None:
 
 
 def with_recipe(args: list[str]) -> list[str]:
-    """The arguments with the file of a recipe in front, for `--recipe NAME`."""
+    """The arguments with the file of a recipe in front, for `--recipe NAME`.
+
+    A recipe's `eval_data` belongs to its own data: where `--data` is given, it is unset, for files of settings and
+    options that follow to set, and else for what `--holdout` kept of that data.
+    """
     from gsa.cli.parser import taken_out
     from gsa.recipes import recipe
 
     named, rest = taken_out("--recipe", args)
-    return [word for name in named for word in ("--config", str(recipe(name)))] + rest
+    if not named:
+        return rest
+    if len(named) > 1:
+        raise GSAError(f"train: --recipe is given {len(named)} times ({', '.join(named)}), expected one recipe")
+    other_data = any(arg.partition("=")[0] == "--data" for arg in rest)
+    return ["--config", str(recipe(named[0])), *(["--eval-data", "null"] if other_data else []), *rest]
 
 
 def options_win(args: list[str]) -> list[str]:

@@ -8,7 +8,6 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -41,7 +40,7 @@ class Text:
     begins: bool = True
     ends: bool = True
     file: str | None = None
-    """Name of the file that is this document; None for a row."""
+    """Path of the file that is this document, below its source; None for a row."""
 
 
 @dataclass
@@ -104,7 +103,7 @@ def _of_text(part: Part, findings: Findings) -> Iterator[Text]:
     data = part.data.removeprefix(codecs.BOM_UTF8) if part.begins else part.data
     text = decoded(data, part, None, findings)
     if text or not (part.begins and part.ends):
-        yield Text(text, part.begins, part.ends, PurePath(part.name).name)
+        yield Text(text, part.begins, part.ends, part.below)
     else:
         findings.bad(EMPTY, part.name, "the file is empty")
 

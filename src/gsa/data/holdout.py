@@ -1,7 +1,7 @@
 """Documents that are kept from training, to evaluate on: the same ones each time, wherever the sources lie.
 
-A document is held out by a hash: of its text for a row, so that copies stay together, and of its name for a file, which
-may be too long to be at hand as a whole.
+A document is held out by a hash: of its text for a row, so that copies stay together, and for a file of its path below
+the source, since the text may be too long to be at hand as a whole.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from gsa.data.documents import Findings, Text, texts
+from gsa.data.documents import Findings, Text, no_text, texts
 from gsa.data.portions import read_portions
 from gsa.data.sources import Input
 from gsa.errors import GSAError
@@ -61,14 +61,23 @@ class Holdout:
             return cls(asked, count=int(asked))
         raise GSAError(f"data: holdout must be a share as in 1%, or a number of documents as in 5, got {asked!r}")
 
-    def threshold(self, inputs: Sequence[Input], text_field: str) -> int:
-        """The key below which documents are held out; for a number of them, all sources are read once."""
+    def threshold(self, sources: Sequence[str], inputs: Sequence[Input], text_field: str) -> int:
+        """The key below which documents are held out; for a number of them, all sources are read once.
+
+        Raises if that number leaves none to train on.
+        """
         if self.share is not None:
             return math.ceil(self.share * _KEYS)
         portions = read_portions(list(inputs), text_field)
-        documents = (text for portion in portions for text in texts(portion.parts, text_field, Findings(False)))
-        smallest = heapq.nsmallest(self.count, {key(text) for text in documents if text.begins})
-        return smallest[-1] + 1 if smallest else 0
+        findings = Findings(False)
+        documents = (text for portion in portions for text in texts(portion.parts, text_field, findings))
+        keys = {key(text) for text in documents if text.begins}
+        if not keys:
+            raise no_text(sources, inputs, text_field, findings.bad_rows)
+        if self.count >= len(keys):
+            have = "1 document" if len(keys) == 1 else f"{len(keys):,} documents"
+            raise GSAError(f"data: holdout {self.asked}: the sources have {have}, and some must be left to train on")
+        return heapq.nsmallest(self.count, keys)[-1] + 1
 
     def tokens(self, max_tokens: int | None) -> int | None:
         """How many tokens to hold out of so many at most."""

@@ -58,6 +58,8 @@ class Part:
     """Whether it is the end of a text."""
     damage: str | None = None
     """What was wrong with the input here."""
+    below: str = ""
+    """Of text: the path of its file below the source."""
 
 
 @dataclass
@@ -109,9 +111,8 @@ def _text(entry: Input, text_field: str, position: Position) -> Parts:
             ends = len(data) < PORTION_BYTES
             cut = len(data) if ends else cut_before(data, 0, PORTION_BYTES, b"\n", b" ") or _between_characters(data)
             data, rest = data[:cut], data[cut:]
-            part = Part(
-                entry.name, "text", position.line, data, position.offset == 0, ends, stream.damage if ends else None
-            )
+            damage = stream.damage if ends else None
+            part = Part(entry.name, "text", position.line, data, position.offset == 0, ends, damage, entry.below)
             position = Position(position.input, position.offset + cut, position.line + data.count(b"\n"))
             if ends:
                 _check_unchanged(entry, file)

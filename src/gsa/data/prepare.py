@@ -11,6 +11,7 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,10 @@ from gsa.errors import GSAError
 from gsa.files import locked
 
 SHARD_TOKENS = 2**27
+
+
+class EmptySide(GSAError):
+    """A share of the documents is none of them, or all."""
 
 
 def prepare(
@@ -85,9 +90,13 @@ def prepare(
     if not (out / HELDOUT).is_dir() and any((out / name).exists() for name in (MANIFEST, PROGRESS)):
         raise GSAError(f"data: {out} was begun without holdout. Remove the folder, or choose another")
     # What is held out comes first: it is little, and if it is nothing, that is known at once.
-    most, threshold = split.tokens(max_tokens), split.threshold(inputs, field)
-    written(out / HELDOUT, most, Side(threshold, heldout=True))
-    return written(out, max_tokens, Side(threshold, heldout=False))
+    most, threshold = split.tokens(max_tokens), split.threshold(sources, inputs, field)
+    try:
+        written(out / HELDOUT, most, Side(threshold, heldout=True))
+        return written(out, max_tokens, Side(threshold, heldout=False))
+    except EmptySide:
+        _forget(out)
+        raise
 
 
 def _written(
@@ -116,7 +125,7 @@ def _written(
             finished = _work(out, inputs, settings, state, tokenizer, task, workers, report)
             manifest = manifest_of(finished, settings, tokenizer)
             if not manifest.tokens and task.side is not None:
-                raise GSAError(
+                raise EmptySide(
                     f"data: holdout {settings['holdout']}: that is none of the documents in {', '.join(sources)}; "
                     "give another share, or a number of documents as in --holdout 1"
                 )
@@ -126,6 +135,18 @@ def _written(
             (out / PROGRESS).unlink()
         report.summary(manifest, str(out), tokenizer)
         return manifest
+
+
+def _forget(out: Path) -> None:
+    """Removes what was begun in a folder in which one side is empty, so that the same folder takes another share.
+
+    Of the side in `out` itself there are no shards then: what is held out comes first, and is whole before it begins.
+    """
+    for folder in (out / HELDOUT, out / TOKENIZER):
+        shutil.rmtree(folder, ignore_errors=True)
+    (out / PROGRESS).unlink(missing_ok=True)
+    with suppress(OSError):  # it holds other things
+        out.rmdir()
 
 
 def usable_cores() -> int:

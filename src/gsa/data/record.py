@@ -120,7 +120,11 @@ def _short(name: str, value: Any) -> str:
         sources = value if isinstance(value, list) else [value]
         names = (str(source.get("name") if isinstance(source, dict) else source) for source in sources)
         return ", ".join(map(plain_name, names))
-    return value[:12] if isinstance(value, str) else json.dumps(value)
+    if value is None:
+        return "none"
+    if name == "tokenizer":  # a fingerprint, of which the beginning tells enough
+        return str(value)[:12]
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def record(out: Path, settings: dict[str, Any], progress: Progress) -> None:

@@ -52,6 +52,8 @@ class Input:
     """Bytes of text that are surely in it, packed or not."""
     version: str | None = None
     """Of a dataset: the commit on the Hub, or a hash of the names and sizes of its local files."""
+    below: str = ""
+    """Of a file: its path below the source it is in, which stays the same wherever the source lies."""
 
 
 def plan(
@@ -94,15 +96,12 @@ def _of_source(
         files = [file for file in found if not _excluded(file, path, exclude, unused)]
         if not files:
             raise GSAError(f"data: folder {source} has no files" + (" that are not excluded" if found else ""))
-        return [_of_file(file, field) for file in files]
+        return [_of_file(file, path, field) for file in files]
     if path.exists():
-        return [] if _excluded(path, path.parent, exclude, unused) else [_of_file(path, field)]
-    if path.is_absolute() or source.startswith((".", "~")) or path.suffix or source.count("/") > 1:
-        raise GSAError(f"data: there is no file or folder {source}")
-    try:
-        return [_of_hub(source, field)]
-    except GSAError as error:
-        raise GSAError(f"data: there is no file or folder {source}; {str(error).removeprefix('data: ')}") from None
+        return [] if _excluded(path, path.parent, exclude, unused) else [_of_file(path, path.parent, field)]
+    is_path = path.is_absolute() or source.startswith((".", "~")) or path.suffix or source.count("/") > 1
+    hint = "" if is_path else f"; a dataset of the Hugging Face Hub is hf:{source}"
+    raise GSAError(f"data: there is no file or folder {source}{hint}")
 
 
 def _files(folder: Path, leave_out: Sequence[Path] = ()) -> list[Path]:
@@ -148,7 +147,7 @@ def _excluded(path: Path, base: Path, patterns: Sequence[str], unused: set[str])
     return bool(fitting)
 
 
-def _of_file(path: Path, field: str) -> Input:
+def _of_file(path: Path, base: Path, field: str) -> Input:
     try:
         status = path.stat()
     except OSError as error:
@@ -164,7 +163,8 @@ def _of_file(path: Path, field: str) -> Input:
     else:
         kind = _sniffed(path, compression, suffix)
         text_size = status.st_size if kind == "text" else 0
-    return Input(str(path), kind, compression, status.st_size, status.st_mtime_ns, text_size)
+    below = path.relative_to(base).as_posix()
+    return Input(str(path), kind, compression, status.st_size, status.st_mtime_ns, text_size, below=below)
 
 
 def _sniffed(path: Path, compression: str | None, suffix: str) -> str:

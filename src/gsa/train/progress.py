@@ -7,6 +7,8 @@ from collections import deque
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from gsa.terminal import shown
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -99,8 +101,8 @@ class Progress:
         """Prints a line, above the bar if there is one."""
         if self.quiet or self._console is None:
             return
-        # No markup and no wrapping: messages have names and paths in them.
-        self._console.print(message, markup=False, highlight=False, soft_wrap=True)
+        # No markup and no wrapping: messages have names and paths in them, and text that a model wrote.
+        self._console.print(shown(message), markup=False, highlight=False, soft_wrap=True)
 
     def _left(self, step: int) -> float:
         """Seconds to the last step, at the rate of recent ones."""

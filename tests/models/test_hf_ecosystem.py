@@ -227,6 +227,32 @@ def test_compiled_code_packs_by_positions_too() -> None:
     assert_same(output.loss, loss)
 
 
+@pytest.mark.parametrize("told_by", ["position_ids", "seq_idx"])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_pads_inside_a_packed_sequence_do_not_cut_it(told_by: str, compiled: bool) -> None:
+    model, ids = tiny_model("gsa", num_hidden_layers=1), tokens(2, 8)
+    mask = torch.tensor([[1, 1, 1, 0, 1, 1, 1, 1], [1, 0, 1, 1, 1, 0, 0, 1]])
+    where = {
+        "position_ids": torch.tensor([[0, 1, 2, 3, 4, 5, 6, 7], [0, 9, 1, 0, 1, 0, 0, 2]]),
+        "seq_idx": torch.tensor([[0, 0, 0, 7, 0, 0, 0, 0], [0, 4, 0, 1, 1, 0, 0, 1]]),
+    }
+    sequences = [(0, [0, 1, 2, 4, 5, 6, 7]), (1, [0, 2]), (1, [3, 4, 7])]
+    call = torch.compile(model, fullgraph=True, backend="aot_eager") if compiled else model
+    output = call(ids, attention_mask=mask, labels=ids, **{told_by: where[told_by]})
+    total = torch.tensor(0.0)
+    for row, places in sequences:
+        alone = uncached_logits(model, ids[row, places][None])[0]
+        assert_same(output.logits[row, places], alone)
+        total += F.cross_entropy(alone[:-1], ids[row, places[1:]], reduction="sum")
+    assert_same(output.loss, total / 9)
+
+
+def test_a_sequence_that_begins_at_a_pad_alone_is_none() -> None:
+    model, ids = tiny_model("gsa"), tokens(1, 5)
+    mask, numbers = torch.tensor([[1, 1, 1, 0, 0]]), torch.tensor([[0, 0, 0, 1, 1]])
+    assert model(ids, attention_mask=mask, seq_idx=numbers, use_cache=True).past_key_values is not None
+
+
 def test_positions_that_count_on_change_nothing() -> None:
     model = tiny_model("hybrid")
     ids, mask = left_padded([9, 5])
@@ -261,6 +287,13 @@ def test_borders_that_contradict_each_other_and_unknown_arguments_are_refused() 
         model(ids, cu_seq_lens_q=torch.tensor([0, 2, 5]), cu_seq_lens_k=torch.tensor([0, 3, 5]))
     with pytest.raises(TypeError, match="unexpected keyword argument 'shift_label'"):
         model(ids, shift_label=ids)
+
+
+def test_the_loss_is_that_of_all_tokens_whichever_logits_are_kept() -> None:
+    model, ids = tiny_model("gsa"), tokens(2, 6)
+    expected = model(ids, labels=ids).loss
+    for kept in (3, torch.tensor([1, 4]), torch.tensor([5, 4, 3, 2, 1, 0])):
+        assert_same(model(ids, labels=ids, logits_to_keep=kept).loss, expected)
 
 
 def test_labels_may_come_shifted() -> None:

@@ -217,7 +217,8 @@ class GSAForCausalLM(GSAPreTrainedModel, GSAGenerationMixin):
                 check_labels(labels, x.shape[:2], self.config.vocab_size)
                 assert labels is not None
                 targets = next_token_labels(labels.to(x.device), packing, borders)
-            if logits is not None and logits.shape[1] == x.shape[1]:
+            # Those that were chosen by their places may stand in any order, however many they are.
+            if logits is not None and isinstance(logits_to_keep, int) and logits.shape[1] == x.shape[1]:
                 loss = cross_entropy(logits, targets, count=num_items_in_batch)
             else:
                 loss = head_cross_entropy(

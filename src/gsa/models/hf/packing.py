@@ -64,20 +64,22 @@ class Packing:
         return chosen
 
     def _begins(self, batch: Tensor, mask: Tensor | None, cached: bool) -> Tensor | None:
-        """Where sequences begin inside rows [B, T]; None if nowhere."""
+        """At which tokens sequences begin inside rows [B, T]; None if nowhere."""
         B, T = batch.shape[:2]
+        real = torch.ones(B, T, dtype=torch.bool, device=batch.device) if mask is None else mask
         parts = []
         if self.seq_idx is not None:
             numbers = _rows("seq_idx", self.seq_idx, B, T, batch.device)
-            parts.append(numbers.diff(dim=1, prepend=numbers[:, :1]) != 0)
+            before = _before(real)
+            parts.append((before >= 0) & (numbers != numbers.gather(1, before.clamp(min=0))))
         if self.position_ids is not None:
             positions = _rows("position_ids", self.position_ids, B, T, batch.device)
             # One token a row: nothing begins inside it. Compiled code cannot look, and with a cache nothing may begin.
             if T > 1 and not (torch.compiler.is_compiling() and cached):
-                parts.append(_restarts(positions, mask, cached))
+                parts.append(_restarts(positions, real, cached))
         if not parts:
             return None
-        begins = torch.stack(parts).any(0)
+        begins = torch.stack(parts).any(0) & real
         if torch.compiler.is_compiling():
             return begins
         return begins if bool(begins.any()) else None
@@ -91,16 +93,21 @@ def _rows(name: str, x: object, B: int, T: int, device: torch.device) -> Tensor:
     return x.to(device=device, dtype=torch.int64).expand(B, T)
 
 
-def _restarts(positions: Tensor, mask: Tensor | None, cached: bool) -> Tensor:
+def _before(real: Tensor) -> Tensor:
+    """The place in its row of the last token, which is none of the pads, before each [B, T]; -1 if there is none."""
+    places = torch.arange(real.shape[1], device=real.device).expand(real.shape)
+    before = torch.where(real, places, -1).cummax(1).values
+    return torch.nn.functional.pad(before, (1, 0), value=-1)[:, :-1]
+
+
+def _restarts(positions: Tensor, real: Tensor, cached: bool) -> Tensor:
     """Where positions [B, T] start again at 0; raises where they do anything else than to go up by one.
 
     Pads have no place of their own, but may be counted: behind a pad, positions may also go up by as many as came.
     """
     B, T = positions.shape
-    real = torch.ones_like(positions, dtype=torch.bool) if mask is None else mask
     places = torch.arange(T, device=positions.device).expand(B, T)
-    before = torch.where(real, places, -1).cummax(1).values.roll(1, 1)  # the last token that is none of the pads
-    before[:, 0] = -1
+    before = _before(real)
     step = positions - positions.gather(1, before.clamp(min=0))
     follows = (before >= 0) & ((step == 1) | (step == places - before))
     first = before < 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -395,5 +396,15 @@ def test_quantised_layers_have_states(name: str) -> None:
 
 def test_the_plain_model_says_which_one_the_trainer_takes(tmp_path: Path) -> None:
     model = LM(tiny_config("gsa").to_model_config())
-    with pytest.raises(ValueError, match=r"LM: .*Trainer.* GSAForCausalLM"):
-        trainer(tmp_path, model, training_rows(2))  # type: ignore[arg-type]
+    with pytest.raises(
+        ValueError, match=r"LM: .*Trainer.* model.save_pretrained\(folder\), then GSAForCausalLM.from_pre"
+    ):
+        trainer(tmp_path / "run", model, training_rows(2))  # type: ignore[arg-type]
+    model.save_pretrained(tmp_path / "model")
+    advised = GSAForCausalLM.from_pretrained(tmp_path / "model")
+    trainer(tmp_path / "advised", advised, training_rows(2), max_steps=1).train()
+
+
+def test_all_members_of_the_plain_model_can_be_looked_at() -> None:
+    model = LM(tiny_config("gsa").to_model_config())
+    assert {"state_size", "config", "lm_head"} <= {name for name, _ in inspect.getmembers(model)}

@@ -46,7 +46,7 @@ def test_a_text_is_what_the_engine_makes_of_its_ids(model: TextModel) -> None:
         assert (text.logprobs, text.top, text.state) == (None, None, None)
 
 
-def test_every_setting_arrives(model: TextModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_setting_arrives(model: TextModel, talking: TextModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of `generate`, `stream` and `chat` are the settings of Sampling, which have their defaults from there."""
     got: list[Sampling] = []
     submit = Engine.submit
@@ -60,7 +60,9 @@ def test_every_setting_arrives(model: TextModel, monkeypatch: pytest.MonkeyPatch
     )
     model.generate("a", max_tokens=2, **others, logprobs=1)
     model.stream("a", max_tokens=2, **others, logprobs=1).close()
-    assert [replace(sampling, stop=()) for sampling in got] == [asked, asked]
+    talking.chat(max_tokens=2, **others).say("a")
+    without = replace(asked, logprobs=DEFAULT.logprobs)  # which a conversation does not tell
+    assert [replace(sampling, stop=()) for sampling in got] == [asked, asked, without]
 
 
 @pytest.mark.parametrize("function", [TextModel.generate, TextModel.stream, TextModel.chat])
@@ -103,6 +105,23 @@ def test_a_stream_that_is_left_makes_room(model: TextModel) -> None:
     next(stream)
     stream.close()
     assert (list(stream), stream.text.reason, model.engine.busy) == ([], "cancelled", False)
+
+
+def test_a_stream_that_is_dropped_before_its_first_token_makes_room() -> None:
+    """While its prompt waits for a place, or is read in pieces."""
+    one = gsa.load("gsa-tiny", weights="fp32", batch_size=1)
+    reads = one.stream("whale " * 3000, max_tokens=1000)
+    waits = one.stream(PROMPT, max_tokens=1000)
+    assert one.engine.step() == []
+    generations = [reads._writing.generation, waits._writing.generation]
+    other = one.stream("She", **GREEDY)
+    del reads, waits
+    assert one.engine.busy
+    assert next(other)
+    assert [(generation.reason, generation.tokens) for generation in generations] == [("cancelled", [])] * 2
+    del other
+    assert not one.engine.busy
+    assert one.generate("She", **GREEDY) == one.generate("She", **GREEDY)
 
 
 def test_a_text_stays_as_it_is_while_its_stream_goes_on(model: TextModel) -> None:

@@ -42,9 +42,9 @@ class Scheduler:
 
     @property
     def busy(self) -> bool:
-        """Whether a request waits or runs."""
+        """Whether a request waits or runs for which somebody waits."""
         with self._lock:
-            return bool(self._running or self._waiting)
+            return any(not request.generation.abandoned for request in (*self._running.values(), *self._waiting))
 
     def add(self, *requests: Request) -> None:
         """Lets requests wait for places."""
@@ -118,7 +118,11 @@ class Scheduler:
                 self._waiting = deque(request for request in self._waiting if not request.done)
 
     def _tidy(self) -> None:
-        """Wipes the places of requests that are done."""
+        """Ends requests that were abandoned, and wipes the places of those that are done."""
+        for request in (*self._running.values(), *self._waiting):
+            if request.generation.abandoned and not request.done:
+                request.generation.reason = "cancelled"
+        self._waiting = deque(request for request in self._waiting if not request.done)
         self._reading = deque(request for request in self._reading if not request.done)
         for place, request in [*self._running.items()]:
             if request.done:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-from weakref import WeakMethod
+from weakref import WeakMethod, finalize
 
 import numpy as np
 from numpy.typing import NDArray
@@ -133,6 +133,8 @@ class Writing(Iterator[Piece]):
         self._found = False  # a stop string
         until = _while_alive(self._take)
         self.generation = engine.submit(ids, sampling, state=state, keep_state=keep_state, until=until)
+        # Also while no token comes, because its prompt waits or is read.
+        finalize(self, self.generation.abandon).atexit = False
 
     def _take(self, id_: int) -> bool:
         """Turns a token into text, and says whether a stop string is complete."""

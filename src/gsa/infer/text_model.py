@@ -286,7 +286,7 @@ class TextModel:
 
 
 class TextStream(Iterator[str]):
-    """A text as it is written, in pieces; `break` or `close` ends it."""
+    """A text as it is written, in pieces; `close` ends it, and so does dropping it."""
 
     def __init__(self, writing: Writing) -> None:
         self._writing = writing

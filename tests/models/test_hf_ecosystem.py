@@ -271,6 +271,7 @@ def test_positions_that_count_on_change_nothing() -> None:
     [
         ([[0, 1, 2, 4, 5]], {}, r"token 3 of row 0 is at position 4, expected 0, .* nor skip positions"),
         ([[5, 6, 7, 8, 9]], {}, r"token 0 of row 0 is at position 5.*context and sequence parallel"),
+        ([[5, 6, 7, 8, 9]], {"use_cache": True}, r"token 0 of row 0 is at position 5.*context and sequence parallel"),
         ([[0, 1, 2, 1, 2]], {}, "token 3 of row 0 is at position 1"),
         ([[0, 1, 0, 1, 2]], {"use_cache": True}, "packed sequences .* have no cache"),
         ([[0.0, 1, 2, 3, 4]], {}, r"position_ids must be whole numbers \[B, T\] = \[1, 5\], got torch.float32"),
@@ -280,6 +281,27 @@ def test_positions_that_count_on_change_nothing() -> None:
 def test_positions_that_cannot_be_honoured_are_refused(positions: Any, options: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         tiny_model("gsa")(tokens(1, 5), position_ids=torch.tensor(positions), **options)
+
+
+@pytest.mark.parametrize(("length", "start"), [(3, 0), (3, 6), (1, 0), (1, 6)])
+def test_positions_that_do_not_go_on_from_a_cache_are_refused(length: int, start: int) -> None:
+    model, ids = tiny_model("gsa"), tokens(1, 5 + length)
+    cache = model(ids[:, :5], use_cache=True).past_key_values
+    message = rf"token 0 of row 0 is at position {start}.* its cache has seen 5 tokens"
+    with pytest.raises(ValueError, match=message):
+        model(ids[:, 5:], past_key_values=cache, position_ids=torch.arange(start, start + length)[None])
+    more = model(ids[:, 5:], past_key_values=cache, labels=ids[:, 5:], position_ids=torch.arange(5, 5 + length)[None])
+    assert_same(more.logits, uncached_logits(model, ids)[:, 5:])
+
+
+def test_a_row_may_begin_behind_a_cache_of_pads() -> None:
+    """As where `generate` reads the prompts of a padded batch in chunks."""
+    model = tiny_model("gsa")
+    ids, mask = left_padded([9, 3])
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    first = model(ids[:, :5], attention_mask=mask[:, :5], position_ids=positions[:, :5], use_cache=True)
+    rest = model(ids[:, 5:], attention_mask=mask, position_ids=positions[:, 5:], past_key_values=first.past_key_values)
+    assert_same(rest.logits[:, 1:], uncached_logits(model, ids, mask)[:, 6:])
 
 
 def test_borders_that_contradict_each_other_and_unknown_arguments_are_refused() -> None:

@@ -117,6 +117,21 @@ def test_each_use_names_its_extra(tmp_path: Path) -> None:
     assert run.stdout.splitlines()[: len(expected)] == expected
 
 
+def test_without_transformers_all_names_can_be_asked_for() -> None:
+    script = """
+import sys
+sys.modules["transformers"] = None
+import inspect, pydoc, rlcompleter
+import gsa
+names = dict(inspect.getmembers(gsa))
+assert "load" in names and "GSAError" in names and "GSAConfig" not in names
+assert "gsa.load" in " ".join(rlcompleter.Completer({"gsa": gsa}).attr_matches("gsa.lo"))
+assert "Linear-time" in pydoc.render_doc(gsa)
+"""
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+
+
 def test_nobody_is_sent_to_another_package() -> None:
     """In code, only gsa.extras says how to install; in documents, the distribution and the checkout are named alike."""
     documents = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]

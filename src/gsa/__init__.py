@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from gsa.auto_classes import register_config, register_models
 from gsa.errors import BackendUnavailable, GSAError
-from gsa.extras import require
+from gsa.extras import installed, require
 
 if TYPE_CHECKING:
     from gsa import mixers, ops, pretrained
@@ -69,8 +69,13 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """The public names, also those that are not imported yet."""
-    return __all__
+    """The public names, also those that are not imported yet; without transformers, only what works without it.
+
+    Whoever goes through all names (help, Tab completion) asks for each, and would meet an error.
+    """
+    if installed("transformers"):
+        return __all__
+    return [name for name in __all__ if name == "GSAError" or not name.startswith("GSA")]
 
 
 register_config()

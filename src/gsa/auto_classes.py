@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable
 from functools import cache, wraps
 from importlib.machinery import ModuleSpec
@@ -17,11 +18,24 @@ def register_config() -> None:
     waiting = {}
     for name, register in _REGISTRATIONS.items():
         if name in sys.modules:
-            register(sys.modules[name])
+            _tried(register, sys.modules[name])
         else:
             waiting[name] = register
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not _is_watcher(finder)]
     if waiting:
         sys.meta_path.insert(0, _Watcher(waiting))
+
+
+def _tried(register: Callable[[ModuleType], None], module: ModuleType) -> None:
+    """Registers with a module. Of an old transformers nothing is needed by those who only import both packages."""
+    try:
+        register(module)
+    except (ImportError, AttributeError) as error:
+        version = getattr(sys.modules.get("transformers"), "__version__", "")
+        warnings.warn(
+            f"gsa: transformers {version} does not know gsa's models, since it lacks what they need: {error}",
+            stacklevel=2,
+        )
 
 
 def _register_config(module: ModuleType) -> None:
@@ -108,12 +122,17 @@ class _Watcher:
         if name not in self.waiting:
             return None
         for finder in sys.meta_path:
-            spec = finder.find_spec(name, path, target) if finder is not self else None
+            spec = None if _is_watcher(finder) else finder.find_spec(name, path, target)
             if spec is not None and spec.loader is not None:
                 registering: Any = _Registering(spec.loader, self)
                 spec.loader = registering
                 return spec
         return None
+
+
+def _is_watcher(finder: object) -> bool:
+    """Whether a finder is one of ours. Where this module was imported anew, the class is another of the same name."""
+    return (type(finder).__module__, type(finder).__name__) == (__name__, _Watcher.__name__)
 
 
 class _Registering:
@@ -126,11 +145,12 @@ class _Registering:
         return self.loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        register = self.watcher.waiting.pop(module.__name__, None)
-        if not self.watcher.waiting and self.watcher in sys.meta_path:
-            sys.meta_path.remove(self.watcher)
         if module.__spec__ is not None:
             module.__spec__.loader = module.__loader__ = self.loader
         self.loader.exec_module(module)
+        # Only now: an import that failed may be tried again.
+        register = self.watcher.waiting.pop(module.__name__, None)
+        if not self.watcher.waiting and self.watcher in sys.meta_path:
+            sys.meta_path.remove(self.watcher)
         if register is not None:
-            register(module)
+            _tried(register, module)

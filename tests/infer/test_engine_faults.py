@@ -7,7 +7,7 @@ import torch
 from gsa import GSAError
 from gsa.infer import Engine, Sampling
 from gsa.infer.runner import MAX_READ
-from tests.infer.engines import SHORT, engine, loaded, poisoned
+from tests.infer.engines import SHORT, engine, loaded, poisoned, tensors
 from tests.models.cases import ids, model
 
 
@@ -209,3 +209,86 @@ def test_an_interrupted_generate_leaves_nothing_behind(monkeypatch):
         one.generate([ids(5)] * 6, SHORT)
     assert not one.busy
     assert one.step() == []
+
+
+def finished(one: Engine) -> Engine:
+    while one.busy:
+        one.step()
+    return one
+
+
+@pytest.mark.parametrize("says", [False, True])
+def test_a_request_that_cancels_itself_keeps_its_own_state(says):
+    one, requests = engine(batch_size=2), []
+
+    def until(_: int) -> bool:
+        if len(requests[0].tokens) == 3:
+            requests[0].cancel()
+            return says
+        return False
+
+    requests.append(one.submit(ids(5), SHORT, keep_state=True, until=until))
+    finished(one)
+    expected = engine().generate(ids(5), Sampling(max_tokens=3, temperature=0), keep_state=True)
+    assert (requests[0].tokens, requests[0].reason) == (expected.tokens, "stop" if says else "cancelled")
+    assert all(map(torch.equal, tensors(requests[0].kept), tensors(expected.state)))
+    assert requests[0].kept.digest == expected.state.digest
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize(("length", "reason"), [(3, "length"), (8, "cancelled")])
+def test_a_request_may_cancel_another_from_inside_a_step(first, length, reason):
+    """Also one whose last token comes in the same step, before or after its own."""
+    one, requests = engine(batch_size=2), {}
+
+    def until(_: int) -> bool:
+        if len(requests["own"].tokens) == 3:
+            requests["other"].cancel()
+        return False
+
+    for name in ("own", "other") if first else ("other", "own"):
+        if name == "own":
+            requests[name] = one.submit(ids(5), SHORT, until=until)
+        else:
+            settings = Sampling(max_tokens=length, temperature=0)
+            requests[name] = one.submit(ids(6), settings, keep_state=True)
+    finished(one)
+    expected = engine().generate(ids(6), Sampling(max_tokens=3, temperature=0), keep_state=True)
+    other = requests["other"]
+    assert (other.tokens, other.reason, other.kept.digest) == (expected.tokens, reason, expected.state.digest)
+    assert all(map(torch.equal, tensors(other.kept), tensors(expected.state)))
+    assert requests["own"].tokens == engine().generate(ids(5), SHORT).tokens
+
+
+def test_requests_that_wait_may_be_cancelled_from_inside_a_step():
+    one, waiting = engine(batch_size=1), []
+    one.submit(ids(5), SHORT, until=lambda _: any(request.cancel() for request in waiting))
+    waiting += [one.submit(ids(6), SHORT) for _ in range(2000)]
+    one.step()
+    assert {request.reason for request in waiting} == {"cancelled"}
+    finished(one)
+
+
+@pytest.mark.parametrize("length", [1, 8])
+def test_an_until_that_raises_fails_its_own_request_only(length):
+    one = engine(batch_size=2)
+    healthy = one.submit(ids(6), SHORT)
+    failing = one.submit(ids(5), Sampling(max_tokens=length, temperature=0), until=lambda _: [][1])
+    finished(one)
+    assert (failing.reason, failing.error) == (
+        "error",
+        f"request {failing.id}: until raised IndexError: list index out of range",
+    )
+    assert (healthy.tokens, healthy.reason) == (engine().generate(ids(6), SHORT).tokens, "length")
+
+
+@pytest.mark.parametrize("asked", ["step", "state"])
+def test_inside_a_step_nothing_else_can_be_asked(asked):
+    one = engine(batch_size=2)
+    other = one.submit(ids(6), SHORT)
+    one.step()
+    failing = one.submit(ids(5), SHORT, until=lambda _: bool(one.step() if asked == "step" else other.state()))
+    finished(one)
+    assert "until can cancel requests, and no more" in failing.error.replace("`", "")
+    assert asked in failing.error
+    assert other.tokens == engine().generate(ids(6), SHORT).tokens

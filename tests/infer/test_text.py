@@ -460,7 +460,7 @@ def test_a_text_that_nobody_waits_for_ends(tiny: TextEngine) -> None:
     generation = writing.generation
     del writing
     written(tiny, "She was")
-    assert (generation.reason, len(generation.tokens)) == ("stop", 4)
+    assert (generation.reason, len(generation.tokens)) == ("cancelled", 3)
     assert not tiny.engine.busy
 
 

@@ -46,7 +46,7 @@ def test_a_text_is_what_the_engine_makes_of_its_ids(model: TextModel) -> None:
         assert (text.logprobs, text.top, text.state) == (None, None, None)
 
 
-def test_every_setting_arrives(model: TextModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_setting_arrives(model: TextModel, talking: TextModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of `generate`, `stream` and `chat` are the settings of Sampling, which have their defaults from there."""
     got: list[Sampling] = []
     submit = Engine.submit
@@ -60,7 +60,9 @@ def test_every_setting_arrives(model: TextModel, monkeypatch: pytest.MonkeyPatch
     )
     model.generate("a", max_tokens=2, **others, logprobs=1)
     model.stream("a", max_tokens=2, **others, logprobs=1).close()
-    assert [replace(sampling, stop=()) for sampling in got] == [asked, asked]
+    talking.chat(max_tokens=2, **others).say("a")
+    without = replace(asked, logprobs=DEFAULT.logprobs)  # which a conversation does not tell
+    assert [replace(sampling, stop=()) for sampling in got] == [asked, asked, without]
 
 
 @pytest.mark.parametrize("function", [TextModel.generate, TextModel.stream, TextModel.chat])
@@ -105,6 +107,36 @@ def test_a_stream_that_is_left_makes_room(model: TextModel) -> None:
     assert (list(stream), stream.text.reason, model.engine.busy) == ([], "cancelled", False)
 
 
+def test_a_stream_that_is_dropped_before_its_first_token_makes_room() -> None:
+    """While its prompt waits for a place, or is read in pieces."""
+    one = gsa.load("gsa-tiny", weights="fp32", batch_size=1)
+    reads = one.stream("whale " * 3000, max_tokens=1000)
+    waits = one.stream(PROMPT, max_tokens=1000)
+    assert one.engine.step() == []
+    generations = [reads._writing.generation, waits._writing.generation]
+    other = one.stream("She", **GREEDY)
+    del reads, waits
+    assert one.engine.busy
+    assert next(other)
+    assert [(generation.reason, generation.tokens) for generation in generations] == [("cancelled", [])] * 2
+    del other
+    assert not one.engine.busy
+    assert one.generate("She", **GREEDY) == one.generate("She", **GREEDY)
+
+
+def test_a_text_stays_as_it_is_while_its_stream_goes_on(model: TextModel) -> None:
+    stream = model.stream(PROMPT, **GREEDY, logprobs=1)
+    next(stream)
+    early = stream.text
+    before = (len(early.tokens), len(early.logprobs), len(early.top))
+    for _ in stream:
+        pass
+    assert (len(early.tokens), len(early.logprobs), len(early.top)) == before
+    assert len(stream.text.tokens) == 12 > before[0]
+    early.tokens.clear()
+    assert len(stream.text.tokens) == 12
+
+
 def test_stop_strings_end_a_text(model: TextModel) -> None:
     whole = model.generate(PROMPT, max_tokens=60, temperature=0)
     stop = whole[25:28]
@@ -112,6 +144,7 @@ def test_stop_strings_end_a_text(model: TextModel) -> None:
         text = model.generate(PROMPT, max_tokens=60, temperature=0, stop=given)
         assert (text, text.reason) == (whole[: whole.index(stop)], "stop")
         assert len(text.tokens) < 60
+    assert model.generate(PROMPT, max_tokens=60, temperature=0, stop=None) == whole
     with pytest.raises(GSAError, match="generate: stop strings must be texts of at least one character, got ''"):
         model.generate(PROMPT, stop="")
 
@@ -210,6 +243,12 @@ def test_options_of_load(monkeypatch: pytest.MonkeyPatch) -> None:
         (lambda model: model.load_state("nowhere.state"), "nowhere.state: there is no such file"),
         (lambda model: model.chat(), "has no chat template .* the model was not made for conversations"),
         (lambda model: model.generate("\ud800"), "surrogate"),
+        (lambda model: model.generate("a", stop=5), "generate: stop must be a text, several texts, or None, got 5"),
+        (
+            lambda model: gsa.LM.from_pretrained("gsa-tiny", dtype="bf16"),
+            "LM: dtype must be a floating torch.dtype, .*'bf16'",
+        ),
+        (lambda model: gsa.LM.from_pretrained("gsa-tiny", dtype=torch.int8), "LM: dtype must be .*, got torch.int8"),
     ],
 )
 def test_mistakes_are_named(model: TextModel, wrong: Callable[[TextModel], object], message: str) -> None:

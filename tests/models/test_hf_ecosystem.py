@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -227,6 +228,32 @@ def test_compiled_code_packs_by_positions_too() -> None:
     assert_same(output.loss, loss)
 
 
+@pytest.mark.parametrize("told_by", ["position_ids", "seq_idx"])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_pads_inside_a_packed_sequence_do_not_cut_it(told_by: str, compiled: bool) -> None:
+    model, ids = tiny_model("gsa", num_hidden_layers=1), tokens(2, 8)
+    mask = torch.tensor([[1, 1, 1, 0, 1, 1, 1, 1], [1, 0, 1, 1, 1, 0, 0, 1]])
+    where = {
+        "position_ids": torch.tensor([[0, 1, 2, 3, 4, 5, 6, 7], [0, 9, 1, 0, 1, 0, 0, 2]]),
+        "seq_idx": torch.tensor([[0, 0, 0, 7, 0, 0, 0, 0], [0, 4, 0, 1, 1, 0, 0, 1]]),
+    }
+    sequences = [(0, [0, 1, 2, 4, 5, 6, 7]), (1, [0, 2]), (1, [3, 4, 7])]
+    call = torch.compile(model, fullgraph=True, backend="aot_eager") if compiled else model
+    output = call(ids, attention_mask=mask, labels=ids, **{told_by: where[told_by]})
+    total = torch.tensor(0.0)
+    for row, places in sequences:
+        alone = uncached_logits(model, ids[row, places][None])[0]
+        assert_same(output.logits[row, places], alone)
+        total += F.cross_entropy(alone[:-1], ids[row, places[1:]], reduction="sum")
+    assert_same(output.loss, total / 9)
+
+
+def test_a_sequence_that_begins_at_a_pad_alone_is_none() -> None:
+    model, ids = tiny_model("gsa"), tokens(1, 5)
+    mask, numbers = torch.tensor([[1, 1, 1, 0, 0]]), torch.tensor([[0, 0, 0, 1, 1]])
+    assert model(ids, attention_mask=mask, seq_idx=numbers, use_cache=True).past_key_values is not None
+
+
 def test_positions_that_count_on_change_nothing() -> None:
     model = tiny_model("hybrid")
     ids, mask = left_padded([9, 5])
@@ -244,6 +271,7 @@ def test_positions_that_count_on_change_nothing() -> None:
     [
         ([[0, 1, 2, 4, 5]], {}, r"token 3 of row 0 is at position 4, expected 0, .* nor skip positions"),
         ([[5, 6, 7, 8, 9]], {}, r"token 0 of row 0 is at position 5.*context and sequence parallel"),
+        ([[5, 6, 7, 8, 9]], {"use_cache": True}, r"token 0 of row 0 is at position 5.*context and sequence parallel"),
         ([[0, 1, 2, 1, 2]], {}, "token 3 of row 0 is at position 1"),
         ([[0, 1, 0, 1, 2]], {"use_cache": True}, "packed sequences .* have no cache"),
         ([[0.0, 1, 2, 3, 4]], {}, r"position_ids must be whole numbers \[B, T\] = \[1, 5\], got torch.float32"),
@@ -255,12 +283,40 @@ def test_positions_that_cannot_be_honoured_are_refused(positions: Any, options: 
         tiny_model("gsa")(tokens(1, 5), position_ids=torch.tensor(positions), **options)
 
 
+@pytest.mark.parametrize(("length", "start"), [(3, 0), (3, 6), (1, 0), (1, 6)])
+def test_positions_that_do_not_go_on_from_a_cache_are_refused(length: int, start: int) -> None:
+    model, ids = tiny_model("gsa"), tokens(1, 5 + length)
+    cache = model(ids[:, :5], use_cache=True).past_key_values
+    message = rf"token 0 of row 0 is at position {start}.* its cache has seen 5 tokens"
+    with pytest.raises(ValueError, match=message):
+        model(ids[:, 5:], past_key_values=cache, position_ids=torch.arange(start, start + length)[None])
+    more = model(ids[:, 5:], past_key_values=cache, labels=ids[:, 5:], position_ids=torch.arange(5, 5 + length)[None])
+    assert_same(more.logits, uncached_logits(model, ids)[:, 5:])
+
+
+def test_a_row_may_begin_behind_a_cache_of_pads() -> None:
+    """As where `generate` reads the prompts of a padded batch in chunks."""
+    model = tiny_model("gsa")
+    ids, mask = left_padded([9, 3])
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    first = model(ids[:, :5], attention_mask=mask[:, :5], position_ids=positions[:, :5], use_cache=True)
+    rest = model(ids[:, 5:], attention_mask=mask, position_ids=positions[:, 5:], past_key_values=first.past_key_values)
+    assert_same(rest.logits[:, 1:], uncached_logits(model, ids, mask)[:, 6:])
+
+
 def test_borders_that_contradict_each_other_and_unknown_arguments_are_refused() -> None:
     model, ids = tiny_model("gsa"), tokens(1, 5)
     with pytest.raises(ValueError, match="cu_seq_lens_q and cu_seq_lens_k differ"):
         model(ids, cu_seq_lens_q=torch.tensor([0, 2, 5]), cu_seq_lens_k=torch.tensor([0, 3, 5]))
     with pytest.raises(TypeError, match="unexpected keyword argument 'shift_label'"):
         model(ids, shift_label=ids)
+
+
+def test_the_loss_is_that_of_all_tokens_whichever_logits_are_kept() -> None:
+    model, ids = tiny_model("gsa"), tokens(2, 6)
+    expected = model(ids, labels=ids).loss
+    for kept in (3, torch.tensor([1, 4]), torch.tensor([5, 4, 3, 2, 1, 0])):
+        assert_same(model(ids, labels=ids, logits_to_keep=kept).loss, expected)
 
 
 def test_labels_may_come_shifted() -> None:
@@ -362,5 +418,15 @@ def test_quantised_layers_have_states(name: str) -> None:
 
 def test_the_plain_model_says_which_one_the_trainer_takes(tmp_path: Path) -> None:
     model = LM(tiny_config("gsa").to_model_config())
-    with pytest.raises(ValueError, match=r"LM: .*Trainer.* GSAForCausalLM"):
-        trainer(tmp_path, model, training_rows(2))  # type: ignore[arg-type]
+    with pytest.raises(
+        ValueError, match=r"LM: .*Trainer.* model.save_pretrained\(folder\), then GSAForCausalLM.from_pre"
+    ):
+        trainer(tmp_path / "run", model, training_rows(2))  # type: ignore[arg-type]
+    model.save_pretrained(tmp_path / "model")
+    advised = GSAForCausalLM.from_pretrained(tmp_path / "model")
+    trainer(tmp_path / "advised", advised, training_rows(2), max_steps=1).train()
+
+
+def test_all_members_of_the_plain_model_can_be_looked_at() -> None:
+    model = LM(tiny_config("gsa").to_model_config())
+    assert {"state_size", "config", "lm_head"} <= {name for name, _ in inspect.getmembers(model)}

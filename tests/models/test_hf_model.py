@@ -86,6 +86,71 @@ print(type(AutoConfig.for_model("gated_slot_attention")).__name__)
     assert run_python(code).split() == ["GSAConfig"]
 
 
+@pytest.mark.parametrize(
+    "again", ["importlib.reload(gsa)", "[sys.modules.pop(n) for n in ('gsa.auto_classes', 'gsa')]"]
+)
+def test_gsa_may_be_imported_again(again: str) -> None:
+    code = f"""
+import importlib, sys
+import gsa
+{again}
+import gsa
+from transformers import AutoConfig
+print(type(AutoConfig.for_model("gated_slot_attention")).__name__)
+print(sum(type(finder).__name__ == "_Watcher" for finder in sys.meta_path) <= 1)
+"""
+    assert run_python(code).split() == ["GSAConfig", "True"]
+
+
+@pytest.mark.parametrize("first", ["gsa", "transformers"])
+def test_a_transformers_that_is_too_old_gives_a_warning(first: str, tmp_path: Path) -> None:
+    """Whatever is imported first; what does not need it works."""
+    for folder in ("transformers", "transformers/models", "transformers/models/auto"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "__init__.py").write_text("__version__ = '4.1'\n")
+    (tmp_path / "transformers/models/auto/configuration_auto.py").write_text("class AutoConfig: pass\n")
+    code = f"""
+import sys, warnings
+sys.path.insert(0, {str(tmp_path)!r})
+old = "transformers.models.auto.configuration_auto"
+with warnings.catch_warnings(record=True) as found:
+    warnings.simplefilter("always")
+    for name in ("gsa", old) if {first!r} == "gsa" else (old, "gsa"):
+        __import__(name)
+print(*[str(warning.message) for warning in found], sep="\\n")
+sys.modules["gsa"].Sampling()
+"""
+    said = run_python(code).splitlines()
+    assert len(said) == 1
+    assert said[0].startswith("gsa: transformers 4.1 does not know gsa's models, since it lacks what they need: cannot")
+
+
+def test_an_import_of_transformers_that_failed_may_be_tried_again() -> None:
+    code = """
+import gsa, sys
+name, tries = "transformers.models.auto.configuration_auto", []
+class Fails:
+    def find_spec(self, wanted, path, target=None):
+        if wanted == name and not tries:
+            tries.append(wanted)
+            import importlib.machinery
+            return importlib.machinery.ModuleSpec(wanted, self)
+    def create_module(self, spec):
+        return None
+    def exec_module(self, module):
+        raise ImportError("not yet")
+sys.meta_path.insert(1, Fails())
+import transformers
+try:
+    __import__(name)
+except ImportError as error:
+    print(str(error)[:7])
+from transformers.models.auto.configuration_auto import AutoConfig
+print(type(AutoConfig.for_model("gated_slot_attention")).__name__)
+"""
+    assert run_python(code).split() == ["not", "yet", "GSAConfig"]
+
+
 def test_importing_gsa_imports_nothing_heavy() -> None:
     heavy = ("torch", "transformers", "triton", "datasets", "matplotlib", "numpy", "safetensors")
     assert run_python(f"import sys, gsa; print([name for name in {heavy} if name in sys.modules])").strip() == "[]"

@@ -126,7 +126,7 @@ class Chat:
         engine: TextEngine,
         sampling: Sampling = DEFAULT,
         system: str | None = None,
-        stop: str | Sequence[str] = (),
+        stop: str | Sequence[str] | None = (),
     ) -> None:
         self.engine, self.sampling, self.stop = engine, sampling, stop
         StopStrings(stop)  # refused now rather than with the first reply

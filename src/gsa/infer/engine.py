@@ -86,7 +86,8 @@ class Engine:
 
         It goes on from a state if one is given, which stays as it is; then there may be no ids. With `keep_state`, the
         state at its end is kept. `until` is called with every token as it comes, in whichever thread makes the step,
-        and ends the request if it says true.
+        and ends the request if it says true; if it raises, the request ends with that as its error. It may cancel
+        requests, which then end with the step, and must ask nothing else of the engine.
         """
         request = self._request("submit", ids, sampling, state, keep_state)
         request.until = until

@@ -75,6 +75,8 @@ class Generation:
         """What went wrong."""
         self.kept: State | None = None
         """The state at the end, if it was to be kept."""
+        self.abandoned = False
+        """Whether nobody waits for it any more: the engine ends it as soon as it steps again."""
         self._owner = owner
 
     def __repr__(self) -> str:
@@ -88,6 +90,10 @@ class Generation:
     def cancel(self) -> None:
         """Ends it and gives its place to another; what came out stays. Later calls do nothing."""
         self._owner.cancel(self)
+
+    def abandon(self) -> None:
+        """Lets the engine end it. Unlike `cancel` it waits for nothing, so that the garbage collector may call it."""
+        self.abandoned = True
 
     def state(self) -> State:
         """The state after the prompt and all tokens so far: while it goes on, and at the end if it was to be kept."""

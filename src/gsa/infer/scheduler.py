@@ -37,12 +37,14 @@ class Scheduler:
         self._waiting: deque[Request] = deque()
         self._running: dict[int, Request] = {}  # by place
         self._reading: deque[Request] = deque()  # those of the running whose prompt is not read yet, the next one first
+        self._changing = False  # whether this thread, which has the lock, is in the middle of a step or the like
+        self._cancelled: list[Generation] = []  # to be ended as soon as that is over
 
     @property
     def busy(self) -> bool:
-        """Whether a request waits or runs."""
+        """Whether a request waits or runs for which somebody waits."""
         with self._lock:
-            return bool(self._running or self._waiting)
+            return any(not request.generation.abandoned for request in (*self._running.values(), *self._waiting))
 
     def add(self, *requests: Request) -> None:
         """Lets requests wait for places."""
@@ -51,21 +53,23 @@ class Scheduler:
 
     def step(self) -> list[Token]:
         """The tokens of one round."""
-        with self._guarded():
+        with self._guarded("step"):
             self._admit()
             self._read_prompts()
             return self._decode()
 
     def cancel(self, generation: Generation) -> None:
-        """Ends a generation, if it is not done."""
+        """Ends a generation, if it is not done; inside a step (from an `until`, or the garbage collector), at its end.
+
+        A step is not done with its requests before: one that is cancelled there might end twice.
+        """
         with self._lock:
-            request = self._found(generation)
-            if request is not None:
-                with self._guarded():
-                    self._end(request, "cancelled")
-            elif not generation.done:
-                generation.reason = "cancelled"
-                self._waiting = deque(request for request in self._waiting if not request.done)
+            if generation.done:
+                return
+            self._cancelled.append(generation)
+            if not self._changing:
+                with self._guarded("cancel"):
+                    pass  # it ends them
 
     def state_of(self, generation: Generation) -> State:
         """The state of a generation that goes on, or was to be kept."""
@@ -77,29 +81,48 @@ class Scheduler:
             request = self._found(generation)
             if request is None or not request.begun:
                 raise GSAError(f"request {generation.id}: its prompt is not read yet, so it has no state")
-            with self._guarded():
+            with self._guarded(f"request {generation.id}: state"):
                 state = self._snapshot(request)
         if not is_finite(state):
             raise GSAError(f"request {generation.id}: {NOT_FINITE}")
         return state
 
     @contextmanager
-    def _guarded(self) -> Iterator[None]:
+    def _guarded(self, what: str) -> Iterator[None]:
         """Around all that changes places: whatever is raised, no place stays with a state that is half made."""
         with self._lock, torch.inference_mode():
+            if self._changing:
+                raise GSAError(f"{what}: not inside a step; `until` can cancel requests, and no more than that")
             self._tidy()  # again, if that was interrupted
             try:
+                self._changing = True
                 with memory_errors("engine"):
                     yield
+                    self._end_cancelled()
             except BaseException as error:
                 for request in self._running.values():
                     self._fail(request, f"the engine was interrupted by {type(error).__name__}: {error}")
                 raise
             finally:
+                self._changing = False
                 self._tidy()
 
+    def _end_cancelled(self) -> None:
+        while self._cancelled:
+            generation = self._cancelled.pop()
+            request = self._found(generation)
+            if request is not None:
+                self._end(request, "cancelled")
+            elif not generation.done:
+                generation.reason = "cancelled"
+                self._waiting = deque(request for request in self._waiting if not request.done)
+
     def _tidy(self) -> None:
-        """Wipes the places of requests that are done."""
+        """Ends requests that were abandoned, and wipes the places of those that are done."""
+        for request in (*self._running.values(), *self._waiting):
+            if request.generation.abandoned and not request.done:
+                request.generation.reason = "cancelled"
+        self._waiting = deque(request for request in self._waiting if not request.done)
         self._reading = deque(request for request in self._reading if not request.done)
         for place, request in [*self._running.items()]:
             if request.done:
@@ -173,13 +196,23 @@ class Scheduler:
             else:
                 request.unread = choice.id
                 tokens.append(generation.add(choice))
-                if request.until is not None and request.until(choice.id):
+                if self._says_stop(request, choice.id):
                     ended.append((request, "stop"))
-                elif len(generation.tokens) == settings.max_tokens:
+                elif not request.done and len(generation.tokens) == settings.max_tokens:
                     ended.append((request, "length"))
         for request, reason in ended:
             self._end(request, reason)
         return tokens
+
+    def _says_stop(self, request: Request, token: int) -> bool:
+        """Whether the `until` of a request ends it; if that raises, the request fails, and no other."""
+        if request.until is None:
+            return False
+        try:
+            return request.until(token)
+        except Exception as error:
+            self._fail(request, f"until raised {type(error).__name__}: {error}")
+            return False
 
     def _end(self, request: Request, reason: str) -> None:
         if request.keep_state and request.begun:

@@ -18,8 +18,10 @@ class StopStrings:
     (('a\\n', False), ('ENb', False), ('', False), ('', True))
     """
 
-    def __init__(self, stops: str | Iterable[str]) -> None:
-        self._stops = (stops,) if isinstance(stops, str) else tuple(stops)
+    def __init__(self, stops: str | Iterable[str] | None) -> None:
+        if not isinstance(stops, str | Iterable | None):
+            raise GSAError(f"stop must be a text, several texts, or None, got {stops!r}")
+        self._stops = (stops,) if isinstance(stops, str) else tuple(stops or ())
         for stop in self._stops:
             if not isinstance(stop, str) or not stop:
                 raise GSAError(f"stop strings must be texts of at least one character, got {stop!r}")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-from weakref import WeakMethod
+from weakref import WeakMethod, finalize
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,7 +91,7 @@ class TextEngine:
         prompt: str | NDArray[Any],
         sampling: Sampling = DEFAULT,
         *,
-        stop: str | Sequence[str] = (),
+        stop: str | Sequence[str] | None = (),
         state: State | None = None,
         keep_state: bool = False,
         continues: bool = True,
@@ -133,6 +133,8 @@ class Writing(Iterator[Piece]):
         self._found = False  # a stop string
         until = _while_alive(self._take)
         self.generation = engine.submit(ids, sampling, state=state, keep_state=keep_state, until=until)
+        # Also while no token comes, because its prompt waits or is read.
+        finalize(self, self.generation.abandon).atexit = False
 
     def _take(self, id_: int) -> bool:
         """Turns a token into text, and says whether a stop string is complete."""
@@ -210,7 +212,7 @@ class Text(str):
     reason: str = ""
     """Why it ended: "length" after `max_tokens`, "stop" at a stop string or where the model ended it, "cancelled"."""
     tokens: list[int]
-    """Ids of its tokens."""
+    """Ids of all tokens that were made for it; those of a stop string are among them."""
     prompt_tokens: int
     """Tokens of the prompt."""
     logprobs: list[float] | None = None
@@ -225,8 +227,10 @@ class Text(str):
         """The text that was written, with what is known of its writing."""
         written, generation = cls(text), writing.generation
         written.reason = writing.reason or ""
-        written.tokens, written.prompt_tokens = generation.tokens, generation.prompt_tokens
-        written.logprobs, written.top, written.state = generation.logprobs, generation.top, generation.kept
+        written.tokens, written.prompt_tokens = [*generation.tokens], generation.prompt_tokens
+        written.logprobs = None if generation.logprobs is None else [*generation.logprobs]
+        written.top = None if generation.top is None else [*generation.top]
+        written.state = generation.kept
         return written
 
 

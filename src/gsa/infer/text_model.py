@@ -88,7 +88,7 @@ class TextModel:
         min_p: float = ...,
         repetition_penalty: float = ...,
         seed: int | None = ...,
-        stop: str | Sequence[str] = ...,
+        stop: str | Sequence[str] | None = ...,
         logprobs: int | None = ...,
         state: State | None = ...,
         keep_state: bool = ...,
@@ -106,7 +106,7 @@ class TextModel:
         min_p: float = ...,
         repetition_penalty: float = ...,
         seed: int | None = ...,
-        stop: str | Sequence[str] = ...,
+        stop: str | Sequence[str] | None = ...,
         logprobs: int | None = ...,
         state: State | None = ...,
         keep_state: bool = ...,
@@ -124,7 +124,7 @@ class TextModel:
         min_p: float = DEFAULT.min_p,
         repetition_penalty: float = DEFAULT.repetition_penalty,
         seed: int | None = DEFAULT.seed,
-        stop: str | Sequence[str] = (),
+        stop: str | Sequence[str] | None = (),
         logprobs: int | None = DEFAULT.logprobs,
         state: State | None = None,
         keep_state: bool = False,
@@ -140,7 +140,7 @@ class TextModel:
             min_p: Choose among tokens with at least this share of the likeliest one's probability.
             repetition_penalty: Above 1, tokens of the prompt and the text become less likely.
             seed: Of the random choices: the same again gives the same text.
-            stop: End before this text, or the first of several.
+            stop: End before this text, or the first of several; None is the same as no text.
             logprobs: Tell log-probabilities of all tokens (`text.logprobs`), and of so many others in the place of each
                 (`text.top`).
             state: Go on from what `read`, `load_state` or an earlier text has left; it stays as it is.
@@ -184,7 +184,7 @@ class TextModel:
         min_p: float = DEFAULT.min_p,
         repetition_penalty: float = DEFAULT.repetition_penalty,
         seed: int | None = DEFAULT.seed,
-        stop: str | Sequence[str] = (),
+        stop: str | Sequence[str] | None = (),
         logprobs: int | None = DEFAULT.logprobs,
         state: State | None = None,
         keep_state: bool = False,
@@ -222,7 +222,7 @@ class TextModel:
         min_p: float = DEFAULT.min_p,
         repetition_penalty: float = DEFAULT.repetition_penalty,
         seed: int | None = DEFAULT.seed,
-        stop: str | Sequence[str] = (),
+        stop: str | Sequence[str] | None = (),
     ) -> Chat:
         """A conversation: `chat.say("Hello")` gives the answer, `chat.stream("Hello")` gives it as it is written.
 
@@ -265,7 +265,7 @@ class TextModel:
         what: str,
         prompt: object,
         sampling: Sampling,
-        stop: str | Sequence[str],
+        stop: str | Sequence[str] | None,
         state: State | None,
         keep_state: bool,
     ) -> Writing:
@@ -286,7 +286,7 @@ class TextModel:
 
 
 class TextStream(Iterator[str]):
-    """A text as it is written, in pieces; `break` or `close` ends it."""
+    """A text as it is written, in pieces; `close` ends it, and so does dropping it."""
 
     def __init__(self, writing: Writing) -> None:
         self._writing = writing

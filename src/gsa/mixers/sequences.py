@@ -96,27 +96,18 @@ def sequence_count(x: Tensor, cu_seqlens: Tensor | None, operation: str) -> int:
     return cu_seqlens.shape[0] - 1
 
 
-class Padding:
-    """Rows of unequal length [B, T] with a mask, seen as packed sequences: a pad can then touch nothing.
+class _Moved:
+    """Rows [B, T] with a mask, seen as sequences end to end in which no pad comes between two tokens."""
 
-    The tokens of row 0, then of row 1, ... follow each other as B sequences. Compiled code cannot know how many tokens
-    are real, so there the pads stay, behind all else, as B more sequences that nobody reads.
-    """
-
-    def __init__(self, mask: Tensor):
-        B, T = mask.shape
-        self.mask, self.rows = mask, B
-        real = mask.flatten()
-        order = torch.argsort((~real).to(torch.int8), stable=True)
-        ends = mask.sum(1).cumsum(0)
-        if torch.compiler.is_compiling():
-            pads = torch.arange(1, B + 1, device=mask.device) * T + ends[-1]
-            ends = torch.cat([ends, pads.clamp(max=B * T)])
-        else:
-            order = order[: int(ends[-1])]
-        self.order = order
-        self.cu_seqlens = torch.nn.functional.pad(ends, (1, 0))
-        self.extra = self.cu_seqlens.shape[0] - 1 - B  # sequences of pads
+    mask: Tensor
+    order: Tensor
+    """Where each of what `pack` returns lies in the rows, laid end to end [tokens]."""
+    cu_seqlens: Tensor
+    """Borders of the sequences there."""
+    rows: int
+    """Sequences whose states are kept."""
+    extra: int
+    """Further sequences, of pads."""
 
     def sequences(self) -> Sequences:
         """Where they lie in what `pack` returns."""
@@ -133,40 +124,52 @@ class Padding:
         return torch.where(self.mask.reshape(B, T, *[1] * (x.dim() - 2)), flat.unflatten(0, (B, T)), fill)
 
 
-class PackedRows:
-    """Rows [B, T] that hold several sequences each, seen as all of these end to end; pads are sequences of their own.
+class Padding(_Moved):
+    """Rows of unequal length [B, T] with a mask, seen as packed sequences: a pad can then touch nothing.
 
-    `begins` [B, T] is true where a sequence begins, other than by being the first of its row.
+    The tokens of row 0, then of row 1, ... follow each other as B sequences. Compiled code cannot know how many tokens
+    are real, so there the pads stay, behind all else, as B more sequences that nobody reads.
+    """
+
+    def __init__(self, mask: Tensor):
+        B, T = mask.shape
+        self.mask, self.rows = mask, B
+        self.order = _tokens_first(mask)
+        ends = mask.sum(1).cumsum(0)
+        if torch.compiler.is_compiling():
+            pads = torch.arange(1, B + 1, device=mask.device) * T + ends[-1]
+            ends = torch.cat([ends, pads.clamp(max=B * T)])
+        self.cu_seqlens = torch.nn.functional.pad(ends, (1, 0))
+        self.extra = self.cu_seqlens.shape[0] - 1 - B
+
+
+class PackedRows(_Moved):
+    """Rows [B, T] that hold several sequences each, seen as all of these end to end.
+
+    `begins` [B, T] is true at tokens where a sequence begins, other than by being the first of its row. In compiled
+    code pads stay, as with `Padding`; each is a sequence of its own.
     """
 
     def __init__(self, begins: Tensor, mask: Tensor | None):
-        B, T = begins.shape
         self.mask = torch.ones_like(begins) if mask is None else mask.to(device=begins.device, dtype=torch.bool)
-        beside_pad = ~self.mask
-        beside_pad[:, 1:] |= ~self.mask[:, :-1]
-        begins = begins | beside_pad
-        begins[:, 0] = True
-        places = torch.arange(B * T, device=begins.device)
+        self.order = _tokens_first(self.mask)
+        # The sum of the mask is 1 at the first token of a row, and else only at pads.
+        begins = (begins | (self.mask.cumsum(1) == 1) | ~self.mask).flatten()[self.order]
+        tokens = self.order.shape[0]
+        places = torch.arange(tokens, device=begins.device)
         if torch.compiler.is_compiling():
             # How many begin is not known there. The other borders lie behind all tokens, around empty sequences.
-            borders = torch.where(begins.flatten(), places, B * T).sort().values
+            borders = torch.where(begins, places, tokens).sort().values
         else:
-            borders = places[begins.flatten()]
-        self.cu_seqlens = torch.nn.functional.pad(borders, (0, 1), value=B * T)
+            borders = places[begins]
+        self.cu_seqlens = torch.nn.functional.pad(borders, (0, 1), value=tokens)
         self.rows, self.extra = self.cu_seqlens.shape[0] - 1, 0
 
-    def sequences(self) -> Sequences:
-        B, T = self.mask.shape
-        return Sequences(1, B * T, self.mask.device, self.cu_seqlens, longest=T)
 
-    def pack(self, x: Tensor) -> Tensor:
-        """x [B, T, ...] as [1, B T, ...]."""
-        return x.flatten(0, 1)[None]
-
-    def unpack(self, x: Tensor, fill: float = 0) -> Tensor:
-        """x [1, B T, ...] as [B, T, ...], with `fill` at pads."""
-        B, T = self.mask.shape
-        return torch.where(self.mask.reshape(B, T, *[1] * (x.dim() - 2)), x[0].unflatten(0, (B, T)), fill)
+def _tokens_first(mask: Tensor) -> Tensor:
+    """The places of tokens in rows [B, T] laid end to end; in compiled code those of pads follow."""
+    order = torch.argsort((~mask.flatten()).to(torch.int8), stable=True)
+    return order if torch.compiler.is_compiling() else order[: int(mask.sum())]
 
 
 def padding_of(mask: Tensor | None, x: Tensor, cu_seqlens: Tensor | None, operation: str) -> Padding | None:

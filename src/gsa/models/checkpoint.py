@@ -157,6 +157,8 @@ def load_model(model: str | Path, *, dtype: torch.dtype | None = None) -> LM:
     """
     from gsa.train.find import find_model  # it knows what runs look like, and is built on this room
 
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise GSAError(f"LM: dtype must be a floating torch.dtype, such as torch.bfloat16, or None, got {dtype!r}")
     return read_model(find_model(model).folder, dtype=dtype)
 
 

@@ -121,9 +121,13 @@ class LM(nn.Module):
     def accepts_loss_kwargs(self) -> NoReturn:
         """Asked by transformers' Trainer of every model it is given, which otherwise fails later and less clearly."""
         raise GSAError(
-            "LM: transformers' Trainer wants a model of transformers, and GSAForCausalLM is one, with the same weights "
-            "by the same names: GSAForCausalLM(GSAConfig.from_model_config(config)).load_state_dict(model.state_dict())"
+            "LM: transformers' Trainer wants a model of transformers, and GSAForCausalLM is one, with the same "
+            "weights: model.save_pretrained(folder), then GSAForCausalLM.from_pretrained(folder)"
         )
+
+    def __dir__(self) -> list[str]:
+        """All names but the one that only the Trainer asks for: whoever goes through them meets no error."""
+        return [name for name in super().__dir__() if name != "accepts_loss_kwargs"]
 
     @property
     def gradient_checkpointing(self) -> bool:

@@ -17,7 +17,7 @@ from gsa.models.hf.cache import GSACache
 from gsa.models.hf.config import GSAConfig
 from gsa.models.hf.generation import GSAGenerationMixin
 from gsa.models.hf.outputs import LossOutput
-from gsa.models.hf.packing import Packing
+from gsa.models.hf.packing import Packing, Past
 from gsa.models.lm import check_ids, check_labels, check_state
 from gsa.models.loss import cross_entropy, head_cross_entropy, ignored_at_pads, next_token_labels
 
@@ -78,7 +78,7 @@ class GSAModel(GSAPreTrainedModel):
         B, T = inputs_embeds.shape[:2]
         given = Packing(cu_seqlens, cu_seq_lens_q, cu_seq_lens_k, seq_idx, position_ids)
         packing, borders = given.resolved(
-            inputs_embeds, _last(attention_mask, T), cached=_cached(past_key_values, use_cache)
+            inputs_embeds, _last(attention_mask, T), Past.of(past_key_values, use_cache, attention_mask, T)
         )
         several = borders is not None or isinstance(packing, PackedRows)
         if use_cache is None:
@@ -127,11 +127,6 @@ def _last(mask: Tensor | None, length: int) -> Tensor | None:
     if not isinstance(mask, Tensor) or mask.dim() != 2 or mask.shape[1] < length:
         raise GSAError(f"GSAModel: attention_mask must be [B, T] with T of at least {length}, got {describe(mask)}")
     return mask[:, mask.shape[1] - length :]
-
-
-def _cached(past: Cache | None, use_cache: bool | None) -> bool:
-    """Whether a call goes on from a cache, or asks for one."""
-    return past is not None or bool(use_cache)
 
 
 class GSAForCausalLM(GSAPreTrainedModel, GSAGenerationMixin):
@@ -186,6 +181,9 @@ class GSAForCausalLM(GSAPreTrainedModel, GSAGenerationMixin):
             "seq_idx": seq_idx,
             "position_ids": position_ids,
         }
+        given = input_ids if input_ids is not None else inputs_embeds
+        length = 0 if given is None else given.shape[1]
+        past = Past.of(past_key_values, use_cache, attention_mask, length)  # before the call advances the cache
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -207,9 +205,7 @@ class GSAForCausalLM(GSAPreTrainedModel, GSAGenerationMixin):
             logits = self.lm_head(x[:, kept])
         loss: Any = None
         if with_loss:
-            packing, borders = Packing(**where).resolved(
-                x, _last(attention_mask, x.shape[1]), cached=_cached(past_key_values, use_cache)
-            )
+            packing, borders = Packing(**where).resolved(x, _last(attention_mask, x.shape[1]), past)
             if shift_labels is not None:
                 check_labels(shift_labels, x.shape[:2], self.config.vocab_size, "shift_labels")
                 targets = ignored_at_pads(shift_labels.to(x.device), packing)
@@ -217,7 +213,8 @@ class GSAForCausalLM(GSAPreTrainedModel, GSAGenerationMixin):
                 check_labels(labels, x.shape[:2], self.config.vocab_size)
                 assert labels is not None
                 targets = next_token_labels(labels.to(x.device), packing, borders)
-            if logits is not None and logits.shape[1] == x.shape[1]:
+            # Those that were chosen by their places may stand in any order, however many they are.
+            if logits is not None and isinstance(logits_to_keep, int) and logits.shape[1] == x.shape[1]:
                 loss = cross_entropy(logits, targets, count=num_items_in_batch)
             else:
                 loss = head_cross_entropy(

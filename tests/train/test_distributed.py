@@ -51,7 +51,7 @@ def assert_same_run(run: Path, one: Path) -> None:
 
 
 # Each launch takes many seconds. What the engines compute is compared in test_engines.py; here, one of them is enough
-# for `make test`. Not FSDP2: now and then one of its processes aborts while it ends, after all is saved.
+# for `make test`. Not FSDP2: now and then one of its processes aborts (seen twice, cause unknown).
 @pytest.mark.parametrize("engine", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
 def test_two_processes_train_as_one_and_go_on_as_one(folder: Path, tmp_path: Path, engine: str) -> None:
     run = tmp_path / engine

@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
-.PHONY: help install demo test test-all check format bench docs pictures wheel clean
+.PHONY: help install demo test test-all fuzz check format bench docs pictures wheel clean
 
 help:  ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -32,6 +32,11 @@ test: $(STAMP)  ## all but the slow tests
 
 test-all: $(STAMP)  ## every test, with more examples of every property
 	$(PYTEST) --hypothesis-profile wide
+
+MINUTES ?= 10
+
+fuzz: $(STAMP)  ## every property with fresh seeds, for MINUTES=10; for each failure, a command that repeats it
+	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
 
 check: $(STAMP)  ## style and types
 	$(BIN)/ruff check .

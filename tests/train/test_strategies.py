@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
@@ -165,6 +166,22 @@ def two_processes(saved: dict[bool, Saved]) -> dict[tuple[str, bool], Course]:
     first.sum(0.0)  # waits for the other process, which may still need the connection
     first.close()
     return found
+
+
+def threads_that_stay() -> list[str]:
+    """Threads of the group of processes, by their names, after a strategy is closed."""
+    carrier = started("fsdp")
+    train(carrier, range(2))
+    carrier.sum(0.0)  # waits for the other process
+    carrier.close()
+    names = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
+    return [name for name in names if "gloo" in name]
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are listed here on Linux")
+def test_no_thread_outlives_fsdp() -> None:
+    """One that does can abort the process while Python shuts down."""
+    assert on_ranks(2, threads_that_stay) == [[], []]
 
 
 def waits_for_ever() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, debug, distribute_tensor
 
 from gsa.errors import GSAError
 from gsa.train.strategies.base import LossOf
@@ -38,6 +40,15 @@ class FSDP(Distributed):
     def discard(self) -> None:
         super().discard()
         self._reshard()
+
+    def close(self) -> None:
+        super().close()
+        # Threads of the group run until the last reference to it is gone. One that is still busy with a tensor while
+        # Python shuts down aborts the process.
+        for name in ("_wrapped", "model", "optimizer", "_parameters", "_ema"):
+            self.__dict__.pop(name, None)
+        debug._clear_sharding_prop_cache()  # torch remembers tensors in it, with the group they are spread over
+        gc.collect()
 
     def _reshard(self) -> None:
         """Lets go of gathered weights, which would not follow when the shards change."""

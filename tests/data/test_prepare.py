@@ -24,7 +24,7 @@ from gsa.data.shards import Tokens
 from gsa.data.sources import plan
 from gsa.data.tokenizer import load_tokenizer, tokenizer_paths
 from gsa.errors import GSAError
-from gsa.files import locked
+from gsa.locks import locked
 from tests.data.cases import PACK, contents, documents, jsonl, parquet, read_documents, text
 
 

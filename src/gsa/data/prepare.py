@@ -29,7 +29,8 @@ from gsa.data.tokenizer import Tokenizer, load_tokenizer, tokenizer_paths
 from gsa.data.worker import Task, Workers
 from gsa.data.writer import ShardWriter, write_text
 from gsa.errors import GSAError
-from gsa.files import locked
+from gsa.files import remove_leftovers
+from gsa.locks import locked
 
 SHARD_TOKENS = 2**27
 
@@ -115,6 +116,7 @@ def _written(
     except OSError as error:
         raise GSAError(f"data: folder {out} cannot be made: {error.strerror}") from None
     with locked(out, "data"):
+        remove_leftovers(out)
         if (out / MANIFEST).exists():
             return _finished(out, settings, tokenizer, show)
         state = begun(out, settings, tokenizer.dtype)

@@ -16,7 +16,8 @@ from torch import Tensor
 from gsa import __version__
 from gsa.data.shards import TOKENIZER
 from gsa.errors import GSAError
-from gsa.files import byte_count, free_bytes, locked, written
+from gsa.files import byte_count, free_bytes, written
+from gsa.locks import locked
 from gsa.train.checkpoint import FOLDER, Checkpoint, checkpoints, clean, newest_checkpoint, prune, save_checkpoint
 from gsa.train.plan import Plan
 from gsa.train.position import Position

@@ -12,7 +12,7 @@ import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from io import BufferedReader
+from io import BufferedReader, TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +25,28 @@ OLD = ".old"  # suffix of a folder that is being replaced
 UNFINISHED = ".unfinished"  # suffix of what is being written or removed
 
 
+class NotAFile(OSError):
+    """A folder, pipe, socket or device is where a file was expected."""
+
+    def __init__(self, path: str | Path):
+        super().__init__(errno.EINVAL, "not a regular file", str(path))
+
+
 def open_file(path: str | Path) -> BufferedReader:
-    """A regular file, open for reading; anything else raises OSError, as a file that is not there does.
+    """A regular file, open for reading; raises NotAFile for anything else.
 
     Every file that others may have written is opened here: a pipe in its place would have us wait for a writer, and a
     device might never end.
     """
-    file = open(path, "rb", opener=_without_waiting)  # noqa: SIM115  (the caller closes it)
+    try:
+        file = open(path, "rb", opener=_without_waiting)  # noqa: SIM115  (the caller closes it)
+    except OSError as error:
+        if error.errno in (errno.EISDIR, errno.ENXIO):  # a folder, a socket
+            raise NotAFile(path) from None
+        raise
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
+        raise NotAFile(path)
     return file
 
 
@@ -45,6 +57,12 @@ def _without_waiting(path: str, flags: int) -> int:
 def read_file(path: str | Path) -> bytes:
     """The content of a regular file."""
     with open_file(path) as file:
+        return file.read()
+
+
+def read_text(path: str | Path) -> str:
+    """The text of a regular file in UTF-8, with line ends as Python has them."""
+    with TextIOWrapper(open_file(path), encoding="utf-8") as file:
         return file.read()
 
 
@@ -214,6 +232,15 @@ def discard(path: Path) -> None:
     sync(path.parent)
     with suppress(OSError):  # what cannot be removed now is a leftover
         remove(hidden)
+
+
+def broken_name(path: Path) -> Path:
+    """A name beside a broken file or folder under which it can be kept: broken-NAME, or with a number behind."""
+    place, tries = path.with_name(f"broken-{path.name}"), 1
+    while os.path.lexists(place):
+        tries += 1
+        place = path.with_name(f"broken-{path.name}.{tries}")
+    return place
 
 
 def sync(path: Path) -> None:

@@ -219,8 +219,11 @@ def _finished(out: Path, settings: dict[str, Any], tokenizer: Tokenizer, show: b
     try:
         tokens.check_tokenizer()
     except GSAError:
-        tokenizer.save(out / TOKENIZER)  # it has the fingerprint of the one that made the shards
-        tokens.check_tokenizer()
+        # It has the fingerprint of the one that made the shards. What else is in its files may differ, and is recorded.
+        tokenizer.save(out / TOKENIZER)
+        manifest = replace(manifest, tokenizer_files=tokenizer.hashes())
+        write_text(out / MANIFEST, manifest.to_json())
+        Tokens(out, manifest).check_tokenizer()
     if show and times not in (None, settings[TIMES]):
         print(f"data: note: the sources were changed after {out} was made; it has what was there then", file=sys.stderr)
     if show:

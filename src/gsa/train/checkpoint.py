@@ -148,8 +148,6 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     """
     if not os.path.lexists(folder):
         raise GSAError(f"checkpoint {folder}: there is no such folder")
-    if not folder.is_dir():
-        raise broken(folder, "it is not a folder, nor a link to one")
     groups = read_manifest(folder, {CONFIG, STATE}, "model")
     state = _read_state(folder)
     return Checkpoint(folder, state["step"], state, tuple(groups))

@@ -75,7 +75,8 @@ class Case:
 @pytest.fixture(scope="module")
 def case(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda handle: None)  # nothing here depends on the disk
+        patch.setattr(os, "fsync", lambda handle: None)  # nothing here depends on the disk, nor on speed
+        patch.setattr("gsa.train.peak.matmul_peak", lambda *args, **options: 1e12)
         yield Case(tmp_path_factory.mktemp("damaged"))
 
 
@@ -133,11 +134,9 @@ def test_a_run_whose_checkpoints_are_links_goes_on_from_them(case: Case) -> None
         ]
 
 
-@pytest.mark.parametrize("kind", REPLACED)
+@pytest.mark.parametrize("kind", [kind for kind in REPLACED if kind != "nothing"])
 def test_a_checkpoint_in_whose_place_is_something_else(case: Case, kind: str) -> None:
     """The one before is found, unless it is a link to the checkpoint itself."""
-    if kind == "nothing":
-        pytest.skip("then the one before is the newest")
     with case.copy() as run:
         REPLACED[kind](step(run, 4))
         assert case.resumed(run).begin == (4 if kind == "a link to it" else 2)

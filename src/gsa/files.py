@@ -44,6 +44,8 @@ def open_file(path: str | Path) -> BufferedReader:
         if error.errno in (errno.EISDIR, errno.ENXIO):  # a folder, a socket
             raise NotAFile(path) from None
         raise
+    except ValueError:  # a zero byte
+        raise FileNotFoundError(errno.ENOENT, "no file can have such a name", str(path)) from None
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         raise NotAFile(path)

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from gsa.errors import GSAError
+from gsa.train.checkpoint import newest_checkpoint
 from gsa.train.manifest import _text as manifest_text
 from gsa.train.position import Outcome
 from gsa.train.run import train
@@ -30,6 +31,20 @@ SMALL = {
     **{"length": 16, "batch_size": 2, "steps": STEPS, "eval_every": 2, "eval_rows": 1, "sample_tokens": 0},
     **{"save_every": 2, "keep_last": 3, "ema": 0.9},
 }
+
+
+@contextmanager
+def hang_is_an_error() -> Iterator[None]:
+    def hangs(*args: object) -> None:
+        raise AssertionError("it hangs")
+
+    before = signal.signal(signal.SIGALRM, hangs)
+    signal.alarm(60)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 class Case:
@@ -55,18 +70,9 @@ class Case:
             shutil.rmtree(run)
 
     def resumed(self, run: Path) -> Outcome:
-        """How a run ends that goes on; a hang is an error."""
-
-        def hangs(*args: object) -> None:
-            raise AssertionError("the run hangs")
-
-        before = signal.signal(signal.SIGALRM, hangs)
-        signal.alarm(60)
-        try:
+        """How a run ends that goes on."""
+        with hang_is_an_error():
             outcome = train(self.settings(run))
-        finally:
-            signal.alarm(0)
-            signal.signal(signal.SIGALRM, before)
         assert outcome.begin in SAVED
         assert same_bits(final_weights(run), self.expected)
         return outcome
@@ -85,7 +91,7 @@ def step(run: Path, number: int) -> Path:
 
 
 def moved_behind_a_link(path: Path) -> None:
-    place = path.with_name(f"moved-{path.name}")
+    place = path.with_name(f"moved-{path.name.replace('.', '-')}")  # which is not taken for weights
     os.rename(path, place)
     path.symlink_to(place)
 
@@ -141,6 +147,17 @@ def test_a_checkpoint_in_whose_place_is_something_else(case: Case, kind: str) ->
         REPLACED[kind](step(run, 4))
         assert case.resumed(run).begin == (4 if kind == "a link to it" else 2)
         assert os.path.lexists(run / "checkpoints" / "broken-step-00000004") == (kind != "a link to it")
+
+
+@pytest.mark.parametrize("kind", REPLACED)
+def test_a_file_in_whose_place_is_something_else(case: Case, kind: str) -> None:
+    """It is damage: nothing waits for a pipe, and a loop of links does not stop the run."""
+    for name in ("manifest.json", "state.json", "config.json", "model.safetensors", "tokenizer.json"):
+        with case.copy() as run, hang_is_an_error():
+            REPLACED[kind](step(run, 4) / name)
+            found = newest_checkpoint(run, lambda line: None)
+            assert found is not None
+            assert found.step == (4 if kind == "a link to it" else 2), name
 
 
 @pytest.mark.parametrize("name", [".step-mine", ".step-00000002.0123abcd", ".step-00000002.0123abcd.unfinished"])

@@ -295,7 +295,7 @@ def _check_bytes(path: Path, expected: str) -> None:
         found = sha256(path)
     except FileNotFoundError:
         raise GSAError(f"{path}: the file is missing") from None
-    except (OSError, ValueError) as error:  # the latter for a name that none can be
+    except OSError as error:
         raise GSAError(f"{path}: cannot be read: {error}") from None
     if found != expected:
         raise GSAError(f"{path}: its bytes have changed since it was written (sha256)")

@@ -46,8 +46,6 @@ class Metrics:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             _forget(self.path, resume_step, say)
-            # Not buffered: a line is in the file when `write` returns, and none is left to write when a disk is full.
-            self._file = self.path.open("ab", buffering=0)
         except OSError as error:
             raise _cannot_write(self.path, error) from None
         self._wandb: Any = None
@@ -66,6 +64,11 @@ class Metrics:
             # Points from this step on are hidden.
             self._tensorboard = writer(folder, purge_step=resume_step + 1 if resume_step else None)
             self._tensorboard.add_text("settings", _indented(settings), resume_step)
+        try:
+            # Not buffered: a line is in the file when `write` returns, and none is left to write when a disk is full.
+            self._file = self.path.open("ab", buffering=0)
+        except OSError as error:
+            raise _cannot_write(self.path, error) from None
 
     def write(self, step: int, values: Mapping[str, Value]) -> None:
         """Adds what was measured at a step."""

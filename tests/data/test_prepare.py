@@ -202,6 +202,9 @@ def test_a_finished_folder_is_left_alone(tmp_path: Path, capsys: pytest.CaptureF
     shutil.rmtree(tmp_path / "out" / "tokenizer")
     prepare([source], "bytes", tmp_path / "out")
     assert contents(tmp_path / "out") == before
+    (tmp_path / "out" / "tokenizer" / "tokenizer_config.json").unlink()
+    prepare([source], "bytes", tmp_path / "out")
+    assert contents(tmp_path / "out") == before
     (tmp_path / "out" / "tokens-00000.npy").write_bytes(b"")
     with pytest.raises(GSAError, match="0 bytes are there"):
         prepare([source], "bytes", tmp_path / "out")

@@ -6,25 +6,72 @@ import errno
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
+import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from io import BufferedReader, TextIOWrapper
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
 
 from gsa.errors import GSAError
+from gsa.locks import held
 
 OLD = ".old"  # suffix of a folder that is being replaced
-UNFINISHED = ".unfinished"  # suffix of a file that is being written
+UNFINISHED = ".unfinished"  # suffix of what is being written or removed
+
+
+class NotAFile(OSError):
+    """A folder, pipe, socket or device is where a file was expected."""
+
+    def __init__(self, path: str | Path):
+        super().__init__(errno.EINVAL, "not a regular file", str(path))
+
+
+def open_file(path: str | Path) -> BufferedReader:
+    """A regular file, open for reading; raises NotAFile for anything else.
+
+    Every file that others may have written is opened here: a pipe in its place would have us wait for a writer, and a
+    device might never end.
+    """
+    try:
+        file = open(path, "rb", opener=_without_waiting)  # noqa: SIM115  (the caller closes it)
+    except OSError as error:
+        if error.errno in (errno.EISDIR, errno.ENXIO):  # a folder, a socket
+            raise NotAFile(path) from None
+        raise
+    except ValueError:  # a zero byte
+        raise FileNotFoundError(errno.ENOENT, "no file can have such a name", str(path)) from None
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise NotAFile(path)
+    return file
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def read_file(path: str | Path) -> bytes:
+    """The content of a regular file."""
+    with open_file(path) as file:
+        return file.read()
+
+
+def read_text(path: str | Path) -> str:
+    """The text of a regular file in UTF-8, with line ends as Python has them."""
+    with TextIOWrapper(open_file(path), encoding="utf-8") as file:
+        return file.read()
 
 
 def read_json(path: Path, *, made_by: str | None = None) -> dict[str, Any]:
     """The object in a JSON file; `made_by` is the command that would have written it, for the error."""
     try:
-        fields = json.loads(path.read_bytes())
+        fields = json.loads(read_file(path))
     except (FileNotFoundError, NotADirectoryError):
         hint = "" if made_by is None else f"; `{made_by}` writes it"
         raise GSAError(f"{path}: there is no such file{hint}") from None
@@ -43,20 +90,75 @@ def written(path: Path) -> Iterator[Path]:
 
     So there is never half a file under that name. Where one `with` opens several, the last is renamed first.
     """
-    place = unfinished(path)
-    try:
+    with _workplace(path) as folder:
+        place = folder / path.name
         yield place
         sync(place)
         os.replace(place, path)
         sync(path.parent)
-    finally:
-        place.unlink(missing_ok=True)
+
+
+@contextmanager
+def _workplace(path: Path) -> Iterator[Path]:
+    """A hidden folder beside `path` to write in, which is gone when the block ends, whatever is in it.
+
+    A kill leaves it there. This process holds it as long as it lives, so that the next writer of the same name knows
+    what it may remove. It is a folder, since libraries put files of their own beside the one they write.
+    """
+    remove_leftovers(path.parent, path.name)
+    with ExitStack() as stack:
+        folder = unfinished(path)
+        stack.callback(lambda: shutil.rmtree(folder, ignore_errors=True))
+        folder.mkdir()
+        while not _is_held(folder, stack):
+            folder = unfinished(path)
+            folder.mkdir()
+        yield folder
+
+
+def _is_held(folder: Path, stack: ExitStack) -> bool:
+    """Holds a new folder; False if another writer has taken it for a leftover before that."""
+    try:
+        stack.enter_context(held(folder))
+    except (BlockingIOError, FileNotFoundError):
+        return False
+    return folder.exists()
+
+
+def remove_leftovers(folder: Path, name: str | None = None) -> None:
+    """Removes what killed writers of a file or folder of this name, or of any, have left in a folder.
+
+    What a living process holds stays. What cannot be removed only takes space, and stays too.
+    """
+    named = ".+" if name is None else f"{re.escape(name)}({re.escape(OLD)})?"
+    leftover = re.compile(rf"\.{named}\.[0-9a-f]+{re.escape(UNFINISHED)}", re.DOTALL)
+    with suppress(OSError):
+        for path in list(folder.iterdir()):
+            if leftover.fullmatch(path.name):
+                with suppress(OSError):
+                    _remove_unless_held(path)
+
+
+def _remove_unless_held(path: Path) -> None:
+    if path.is_symlink():  # one that was to be removed: nothing is written to links
+        path.unlink()
+        return
+    with held(path) as alone:
+        if alone:
+            remove(path)
+
+
+def remove(path: Path) -> None:
+    """Removes a file, a folder with all that is in it, or a link, whose target stays."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def unfinished(path: Path) -> Path:
-    """A hidden path beside `path` for a file that is being written; a new one each time, since two may write it."""
-    hidden = _hidden(path)
-    return hidden.with_name(hidden.name + UNFINISHED)
+    """A hidden path beside `path` for what is being written; a new one each time, since two may write it."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}{UNFINISHED}")
 
 
 @contextmanager
@@ -73,45 +175,10 @@ def full_disk_explained(folder: Path) -> Iterator[None]:
         ) from None
 
 
-_held: set[int] = set()  # open folders that this process has locked
-
-
-def _let_go() -> None:
-    for handle in _held:
-        os.close(handle)
-    _held.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    # Otherwise a child process that outlives this one, such as one that loads data, would still hold the lock.
-    os.register_at_fork(after_in_child=_let_go)
-
-
-@contextmanager
-def locked(folder: Path, operation: str) -> Iterator[None]:
-    """Holds a folder for this process; raises if another one holds it. Ends with the process, however that ends."""
-    try:
-        import fcntl
-    except ImportError:  # Windows has no such lock
-        yield
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise GSAError(f"{operation}: another process is at work on {folder}") from None
-        _held.add(handle)
-        yield
-    finally:
-        _held.discard(handle)
-        os.close(handle)
-
-
 def sha256(path: Path) -> str:
     """The SHA-256 of a file's content, in hexadecimal."""
     digest, block = hashlib.sha256(), memoryview(bytearray(2**17))
-    with open(path, "rb", buffering=0) as file:
+    with open_file(path) as file:
         while count := file.readinto(block):
             digest.update(block[:count])
     return digest.hexdigest()
@@ -124,12 +191,10 @@ def whole_folder(path: Path, operation: str, needed: int) -> Iterator[Path]:
     A folder of that name is replaced: until the new one is there, the old one is, under its name or as NAME.old. If
     the block fails, nothing stays of what it wrote. `needed` is about how many bytes it writes, for the error.
     """
-    fresh = _hidden(path)
     try:
-        try:
-            above_is_new = not path.parent.exists()
-            path.parent.mkdir(parents=True, exist_ok=True)
-            fresh.mkdir()
+        above_is_new = not path.parent.exists()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _workplace(path) as fresh:
             yield fresh
             for file in fresh.iterdir():
                 sync(file)
@@ -137,8 +202,6 @@ def whole_folder(path: Path, operation: str, needed: int) -> Iterator[Path]:
             _place(fresh, path)
             if above_is_new:
                 sync(path.parent.parent)
-        finally:
-            shutil.rmtree(fresh, ignore_errors=True)
     except (OSError, SafetensorError) as error:
         raise GSAError(
             f"{operation}: cannot write {path}: {error}; {byte_count(needed)} are needed, "
@@ -149,32 +212,37 @@ def whole_folder(path: Path, operation: str, needed: int) -> Iterator[Path]:
 def _place(fresh: Path, path: Path) -> None:
     """Renames `fresh` to `path`. A folder of that name becomes NAME.old, and is removed when the new one is on disk."""
     old = path.with_name(path.name + OLD)
-    if path.exists() and any(path.iterdir()):
-        if old.exists():
+    if path.is_symlink() or (path.exists() and any(path.iterdir())):
+        if os.path.lexists(old):
             discard(old)
         os.rename(path, old)
     try:
         os.rename(fresh, path)
     except BaseException:
-        if old.exists() and not path.exists():
+        if os.path.lexists(old) and not os.path.lexists(path):
             os.rename(old, path)
         raise
     sync(path.parent)
-    if old.exists():
+    if os.path.lexists(old):
         discard(old)
 
 
 def discard(path: Path) -> None:
-    """Removes a folder, after renaming it, so that nobody ever finds half of it under its name."""
-    hidden = _hidden(path)
+    """Removes a folder, or a link to one, after renaming it, so that nobody ever finds half of it under its name."""
+    hidden = unfinished(path)
     os.rename(path, hidden)
     sync(path.parent)
-    # What cannot be removed now only takes space: it is tried again when leftovers are removed.
-    shutil.rmtree(hidden, ignore_errors=True)
+    with suppress(OSError):  # what cannot be removed now is a leftover
+        remove(hidden)
 
 
-def _hidden(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+def broken_name(path: Path) -> Path:
+    """A name beside a broken file or folder under which it can be kept: broken-NAME, or with a number behind."""
+    place, tries = path.with_name(f"broken-{path.name}"), 1
+    while os.path.lexists(place):
+        tries += 1
+        place = path.with_name(f"broken-{path.name}.{tries}")
+    return place
 
 
 def sync(path: Path) -> None:

@@ -26,11 +26,16 @@ def number(default: Any = ..., *, least: float | None = None, above: float | Non
 
 def check(options: Any, what: str) -> None:
     """Raises GSAError for the first field of a dataclass whose value has the wrong type or lies outside its limits."""
-    kind: Any = type(options)
-    allowed, limits = _types(kind), _limits(kind)
-    for entry in fields(options):
-        value = getattr(options, entry.name)
-        _check(value, allowed[entry.name], limits[entry.name], f"{what}: {entry.name}")
+    check_values(type(options), {entry.name: getattr(options, entry.name) for entry in fields(options)}, what)
+
+
+def check_values(options: Any, values: Any, what: str) -> None:
+    """The same for an object from JSON with fields of a dataclass; of other names, nothing is known."""
+    if not isinstance(values, dict):
+        raise GSAError(f"{what} must be {_NAMES[dict]}, got {values!r:.80}")
+    allowed, limits = _types(options), _limits(options)
+    for name in (name for name in allowed if name in values):
+        _check(values[name], allowed[name], limits[name], f"{what}: {name}")
 
 
 def _check(value: Any, allowed: tuple[type, ...], limits: dict[str, Any], name: str) -> None:
@@ -40,7 +45,7 @@ def _check(value: Any, allowed: tuple[type, ...], limits: dict[str, Any], name: 
         raise GSAError(f"{name} must be {expected}, got {value!r}")
     if value is None:
         return
-    if float in allowed and not _finite(value):
+    if float in allowed and not finite(value):
         raise GSAError(f"{name} must be finite, got {str(value)[:40]}")
     names = limits.get("names")
     if names is not None and value not in names:
@@ -52,7 +57,8 @@ def _check(value: Any, allowed: tuple[type, ...], limits: dict[str, Any], name: 
         raise GSAError(f"{name} must be above {above}, got {value!r}")
 
 
-def _finite(number: float) -> bool:
+def finite(number: float) -> bool:
+    """Whether a number is finite, as a float."""
     try:
         return math.isfinite(number)
     except OverflowError:  # an int too large for a float

@@ -24,7 +24,7 @@ from gsa.data.shards import Tokens
 from gsa.data.sources import plan
 from gsa.data.tokenizer import load_tokenizer, tokenizer_paths
 from gsa.errors import GSAError
-from gsa.files import locked
+from gsa.locks import locked
 from tests.data.cases import PACK, contents, documents, jsonl, parquet, read_documents, text
 
 
@@ -200,6 +200,9 @@ def test_a_finished_folder_is_left_alone(tmp_path: Path, capsys: pytest.CaptureF
     assert "the sources were changed after" in err
     assert contents(tmp_path / "out") == before
     shutil.rmtree(tmp_path / "out" / "tokenizer")
+    prepare([source], "bytes", tmp_path / "out")
+    assert contents(tmp_path / "out") == before
+    (tmp_path / "out" / "tokenizer" / "tokenizer_config.json").unlink()
     prepare([source], "bytes", tmp_path / "out")
     assert contents(tmp_path / "out") == before
     (tmp_path / "out" / "tokens-00000.npy").write_bytes(b"")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import shutil
 from collections.abc import Callable
@@ -49,6 +50,7 @@ def write(folder: Path, shard_tokens: int = 10) -> Path:
         sources=[{"name": "x"}],
         options={},
         shards=writer.shards,
+        tokenizer_files=load_tokenizer("bytes").hashes(),
     )
     (folder / "manifest.json").write_text(manifest.to_json())
     load_tokenizer("bytes").save(folder / "tokenizer")
@@ -171,6 +173,10 @@ def rename_end_of_text(tokenizer: Path) -> None:
         (lambda d: shutil.rmtree(d), "tokenizer: the folder is missing"),
         (lambda d: (d / "tokenizer.json").write_text("{"), "not a tokenizer.json"),
         (lambda d: rename_end_of_text(d), "tokenizer: its fingerprint is .*, expected "),
+        (lambda d: (d / "tokenizer_config.json").unlink(), "tokenizer_config.json: the file is missing; the command"),
+        (lambda d: (d / "tokenizer_config.json").write_text("{}"), "tokenizer_config.json: its bytes have changed"),
+        (lambda d: replace_by_pipe(d / "tokenizer_config.json"), "tokenizer_config.json: .*not a regular file"),
+        (lambda d: replace_by_pipe(d / "tokenizer.json"), "tokenizer.json cannot be read: .*not a regular file"),
     ],
 )
 def test_another_tokenizer_is_found(folder: Path, tmp_path: Path, damage: Callable[[Path], None], message: str) -> None:
@@ -178,6 +184,29 @@ def test_another_tokenizer_is_found(folder: Path, tmp_path: Path, damage: Callab
     damage(tmp_path / "out" / "tokenizer")
     with pytest.raises(GSAError, match=message):
         Tokens.open(tmp_path / "out").verify()
+
+
+def replace_by_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "tokens-00000.npy", "documents-00000.npy"])
+def test_a_pipe_in_place_of_a_file_is_told(folder: Path, tmp_path: Path, name: str) -> None:
+    """It once was waited for, until someone would write to it."""
+    shutil.copytree(folder, tmp_path / "out")
+    replace_by_pipe(tmp_path / "out" / name)
+    with pytest.raises(GSAError, match=rf"{name}: .*not a regular file"):
+        Tokens.open(tmp_path / "out")
+
+
+def test_a_manifest_of_an_earlier_version_says_nothing_of_the_tokenizers_files(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "out")
+    path = tmp_path / "out" / "manifest.json"
+    values = json.loads(path.read_text())
+    del values["tokenizer_files"]
+    path.write_text(json.dumps(values))
+    Tokens.open(tmp_path / "out").verify()
 
 
 def fill_disk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,10 @@ import errno
 import io
 import json
 import math
+import os
 import sys
 import types
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,8 +22,18 @@ from gsa.train.position import Position
 from gsa.train.progress import Progress, clock
 
 
-def metrics(run: Path, resume_step: int = 0, tensorboard: bool = False, wandb: str | None = None) -> Metrics:
-    return Metrics(run, resume_step=resume_step, tensorboard=tensorboard, wandb=wandb, settings={"lr": 0.1})
+def fail(line: str) -> None:
+    raise AssertionError(line)
+
+
+def metrics(
+    run: Path,
+    resume_step: int = 0,
+    tensorboard: bool = False,
+    wandb: str | None = None,
+    say: Callable[[str], None] = fail,
+) -> Metrics:
+    return Metrics(run, resume_step=resume_step, tensorboard=tensorboard, wandb=wandb, settings={"lr": 0.1}, say=say)
 
 
 def written(run: Path, steps: range, resume_step: int = 0, **options: Any) -> None:
@@ -89,13 +101,36 @@ def test_a_kill_while_lines_are_dropped_loses_none(tmp_path: Path, monkeypatch: 
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
 
 
-def test_damage_in_the_middle_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "junk", [b'{"loss": 3}\n', b"\n", b"\xff\n", b"[" * 5000 + b"\n", b"1" * 5000 + b"\n", b'{"step": "2"}\n']
+)
+def test_damage_in_the_middle_is_told_and_kept_under_another_name(tmp_path: Path, junk: bytes) -> None:
+    """What was measured of earlier steps is not worth that a run stops."""
     written(tmp_path, range(1, 4))
     path = tmp_path / "metrics.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(lines[0] + b'{"loss": 3}\n' + lines[2])
-    with pytest.raises(GSAError, match=r"metrics.jsonl: line 2 is not a JSON object with a step"):
-        metrics(tmp_path, resume_step=2)
+    damaged = lines[0] + junk + lines[2]
+    said: list[str] = []
+    for kept in ("broken-metrics.jsonl", "broken-metrics.jsonl.2"):
+        path.write_bytes(damaged)
+        with metrics(tmp_path, resume_step=3, say=said.append) as writer:
+            writer.write(4, {"loss": 1})
+        assert "metrics.jsonl: line 2 is not a JSON object with a step; the file is kept as " + kept in said.pop()
+        assert (tmp_path / kept).read_bytes() == damaged
+        assert [json.loads(line)["step"] for line in path.read_bytes().splitlines()] == [1, 3, 4]
+    with metrics(tmp_path, resume_step=4):
+        pass
+
+
+def test_a_pipe_in_place_of_the_file_is_told_and_kept(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "metrics.jsonl")
+    said: list[str] = []
+    with metrics(tmp_path, say=said.append) as writer:
+        writer.write(1, {"loss": 1})
+    assert len(said) == 1
+    assert "metrics.jsonl is not a file; it is renamed to broken-metrics.jsonl" in said[0]
+    assert (tmp_path / "broken-metrics.jsonl").is_fifo()
+    assert (tmp_path / "metrics.jsonl").is_file()
 
 
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:

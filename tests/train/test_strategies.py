@@ -370,6 +370,15 @@ def test_what_does_not_fit_is_refused_before_anything_changes(change: dict[str, 
     assert_close(carrier.weights(), before, 0.0)
 
 
+def test_no_tensors_are_not_the_tensors_of_a_model() -> None:
+    """They once passed for nothing to load, and training went on without the optimiser's moments."""
+    carrier = started("single")
+    with pytest.raises(GSAError, match=r"load: tensor model\.embeddings\.weight is missing"):
+        carrier.load({}, None)
+    with pytest.raises(GSAError, match=r"load: tensor exp_avg\.model\.embeddings\.weight is missing"):
+        carrier.load(None, {})
+
+
 @pytest.fixture
 def launcher(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     """An environment that no launcher has been at."""

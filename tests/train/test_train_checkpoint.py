@@ -600,7 +600,8 @@ def test_a_file_where_the_folder_should_be(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").touch()
     with pytest.raises(GSAError, match=r"cannot write .*step-00000001"):
         save(tmp_path, 1)
-    assert checkpoints(tmp_path) == []
+    with pytest.raises(GSAError, match=r"the folder cannot be read: .*Not a directory"):
+        checkpoints(tmp_path)
 
 
 def test_a_stop_by_the_user_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -626,8 +627,14 @@ def test_checkpoints_are_listed_by_step(tmp_path: Path) -> None:
         (tmp_path / "checkpoints" / name).mkdir(parents=True)
     (tmp_path / "checkpoints/step-00000012").touch()
     (tmp_path / "checkpoints/step-00000013").symlink_to(tmp_path / "checkpoints/step-00000010")
-    assert [step for step, _ in checkpoints(tmp_path)] == [9, 10, 100000000]
-    assert clean(tmp_path) == [".step-00000011.ab"]
+    (tmp_path / "checkpoints/.step-00000014.ab.unfinished").symlink_to(tmp_path / "checkpoints/step-00000010")
+    (tmp_path / "checkpoints/.step-00000015.ab").touch()
+    (tmp_path / "checkpoints/.step-mine").touch()
+    assert [step for step, _ in checkpoints(tmp_path)] == [9, 10, 12, 13, 100000000]
+    removed = [".step-00000011.ab", ".step-00000014.ab.unfinished", ".step-00000015.ab"]
+    assert clean(tmp_path) == removed
+    assert (tmp_path / "checkpoints/.step-mine").exists()
+    assert (tmp_path / "checkpoints/step-00000010").is_dir()
 
 
 @examples(25)

@@ -29,7 +29,8 @@ from gsa.data.tokenizer import Tokenizer, load_tokenizer, tokenizer_paths
 from gsa.data.worker import Task, Workers
 from gsa.data.writer import ShardWriter, write_text
 from gsa.errors import GSAError
-from gsa.files import locked
+from gsa.files import remove_leftovers
+from gsa.locks import locked
 
 SHARD_TOKENS = 2**27
 
@@ -115,6 +116,7 @@ def _written(
     except OSError as error:
         raise GSAError(f"data: folder {out} cannot be made: {error.strerror}") from None
     with locked(out, "data"):
+        remove_leftovers(out)
         if (out / MANIFEST).exists():
             return _finished(out, settings, tokenizer, show)
         state = begun(out, settings, tokenizer.dtype)
@@ -217,8 +219,11 @@ def _finished(out: Path, settings: dict[str, Any], tokenizer: Tokenizer, show: b
     try:
         tokens.check_tokenizer()
     except GSAError:
-        tokenizer.save(out / TOKENIZER)  # it has the fingerprint of the one that made the shards
-        tokens.check_tokenizer()
+        # It has the fingerprint of the one that made the shards. What else is in its files may differ, and is recorded.
+        tokenizer.save(out / TOKENIZER)
+        manifest = replace(manifest, tokenizer_files=tokenizer.hashes())
+        write_text(out / MANIFEST, manifest.to_json())
+        Tokens(out, manifest).check_tokenizer()
     if show and times not in (None, settings[TIMES]):
         print(f"data: note: the sources were changed after {out} was made; it has what was there then", file=sys.stderr)
     if show:

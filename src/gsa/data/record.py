@@ -168,4 +168,5 @@ def manifest_of(progress: Progress, settings: dict[str, Any], tokenizer: Tokeniz
         sources=settings["sources"],
         options={name: settings[name] for name in IN_MANIFEST},
         shards=progress.shards,
+        tokenizer_files=tokenizer.hashes(),
     )

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gsa.errors import GSAError
-from gsa.files import read_json, sha256
+from gsa.files import open_file, read_json, sha256
 
 FORMAT = 1
 MANIFEST, TOKENIZER = "manifest.json", "tokenizer"
@@ -74,6 +74,8 @@ class Manifest:
     options: dict[str, Any]
     """Everything else that decides what is in the shards."""
     shards: list[Shard]
+    tokenizer_files: dict[str, str]
+    """The sha256 of the tokenizer's files by name."""
 
     def to_json(self) -> str:
         """The manifest as text."""
@@ -85,6 +87,7 @@ class Manifest:
         values = read_json(path, made_by="gsa data prepare")
         if values.pop("format", None) != FORMAT:
             raise GSAError(f"{path}: expected format {FORMAT}, as this version of gsa writes")
+        values = {"tokenizer_files": {}, **values}  # which earlier manifests lack
         manifest: Manifest = checked(cls, values, str(path))
         for i, shard in enumerate(manifest.shards):
             if (shard.tokens, shard.documents) != shard_names(i):
@@ -142,6 +145,8 @@ def _fits(value: Any, annotation: str) -> bool:
         return isinstance(value, list) and all(isinstance(entry, dict) for entry in value)
     if annotation == "dict[str, int]":
         return isinstance(value, dict) and all(_fits(entry, "int") for entry in value.values())
+    if annotation == "dict[str, str]":
+        return isinstance(value, dict) and all(_fits(entry, "str") for entry in value.values())
     return annotation == "dict[str, Any]" and isinstance(value, dict)
 
 
@@ -199,8 +204,7 @@ class Tokens:
         self.check_tokenizer()
         for shard in self.manifest.shards:
             for name, expected in ((shard.tokens, shard.tokens_sha256), (shard.documents, shard.documents_sha256)):
-                if sha256(self.folder / name) != expected:
-                    raise GSAError(f"{self.folder / name}: its bytes have changed since it was written (sha256)")
+                _check_bytes(self.folder / name, expected)
 
     def check_tokenizer(self) -> None:
         """Raises if the tokenizer beside the shards is missing, or not the one that made them."""
@@ -215,6 +219,11 @@ class Tokens:
                 f"{path}: its fingerprint is {found[:12]}, expected {self.tokenizer.fingerprint[:12]}, that of the "
                 f"tokenizer of the shards; the command that made {self.folder} writes it again"
             )
+        for name, expected in self.manifest.tokenizer_files.items():
+            try:
+                _check_bytes(path / name, expected)
+            except GSAError as error:
+                raise GSAError(f"{error}; the command that made {self.folder} writes it again") from None
 
     def read(self, begin: int, end: int) -> Ids:
         """The ids at positions begin to end (not included), from as many shards as that takes."""
@@ -266,7 +275,7 @@ def check_shard(folder: Path, shard: Shard, dtype: str) -> None:
 def _check_file(path: Path, dtype: str, count: int, size: int) -> None:
     """Raises if a file is not there, not as long as it was, or not one row of so many numbers."""
     try:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             head = file.read(HEADER_SIZE)
             there = file.seek(0, 2)
     except FileNotFoundError:
@@ -278,3 +287,15 @@ def _check_file(path: Path, dtype: str, count: int, size: int) -> None:
         raise GSAError(f"{path}: {there} bytes are there, expected {expected} ({count} of {dtype})")
     if head != npy_header(dtype, count):
         raise GSAError(f"{path}: not a .npy file with {count} of {dtype}")
+
+
+def _check_bytes(path: Path, expected: str) -> None:
+    """Raises if a file is not there, or its bytes do not have the hash they were written with."""
+    try:
+        found = sha256(path)
+    except FileNotFoundError:
+        raise GSAError(f"{path}: the file is missing") from None
+    except OSError as error:
+        raise GSAError(f"{path}: cannot be read: {error}") from None
+    if found != expected:
+        raise GSAError(f"{path}: its bytes have changed since it was written (sha256)")

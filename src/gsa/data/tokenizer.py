@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from gsa.data.shards import TokenizerInfo, token_dtype
 from gsa.errors import GSAError
+from gsa.files import read_text
 
 BUILT_IN = ("bytes", "mistral")
 JSON, CONFIG = "tokenizer.json", "tokenizer_config.json"
@@ -67,6 +68,10 @@ class Tokenizer(ABC):
     def files(self) -> dict[str, str]:
         """The files, by name, from which `transformers.AutoTokenizer` makes the same tokenizer."""
 
+    def hashes(self) -> dict[str, str]:
+        """The sha256 of each of these files."""
+        return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in self.files().items()}
+
     def save(self, folder: str | Path) -> None:
         """Writes a folder that `load_tokenizer` and `transformers.AutoTokenizer` read."""
         from gsa.data.writer import write_text
@@ -74,7 +79,7 @@ class Tokenizer(ABC):
         folder = Path(folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            for name, text in self.files().items():
+            for name, text in reversed(self.files().items()):  # tokenizer.json last: with it, the folder is whole
                 write_text(folder / name, text)
         except FileExistsError:
             raise GSAError(f"tokenizer: {folder} is a file, expected a folder") from None
@@ -114,15 +119,19 @@ def _from_files(name: str, path: Path) -> Tokenizer:
 
     path = path / JSON if path.is_dir() else path
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except FileNotFoundError:
         raise GSAError(f"tokenizer: {path.parent} has no {JSON}; save it with transformers' fast tokenizers") from None
     except (OSError, UnicodeDecodeError) as error:
         raise GSAError(f"tokenizer: {path} cannot be read: {error}") from None
     as_bytes = BytesTokenizer(name)
     config = path.with_name(CONFIG)
-    if as_bytes.files() == {JSON: text, CONFIG: config.read_text(encoding="utf-8") if config.is_file() else ""}:
-        return as_bytes  # as we have written it, which needs no package to read
+    try:
+        as_written = as_bytes.files() == {JSON: text, CONFIG: read_text(config)}
+    except (OSError, UnicodeDecodeError):
+        as_written = False
+    if as_written:
+        return as_bytes  # which needs no package to read
     tokenizer = JsonTokenizer.read(name, path, text)
     same = tokenizer.vocab_size == as_bytes.vocab_size and tokenizer.fingerprint == as_bytes.fingerprint
     if same and not tokenizer.adds_tokens:

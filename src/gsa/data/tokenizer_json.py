@@ -26,7 +26,7 @@ from gsa.data.tokenizer import (
 )
 from gsa.errors import GSAError
 from gsa.extras import require
-from gsa.files import read_json
+from gsa.files import read_json, read_text
 
 GROUP_CHARACTERS = 1 << 18
 """Characters that `tokenizers` encodes in one call: its result takes about a hundred times as much memory."""
@@ -230,7 +230,7 @@ def _end_of_text(path: Path, runner: Any, config: dict[str, Any]) -> int:
 
 def _chat_template(path: Path) -> str | None:
     try:
-        return path.read_text(encoding="utf-8") if path.exists() else None
+        return read_text(path) if path.exists() else None
     except (OSError, UnicodeDecodeError) as error:
         raise GSAError(f"tokenizer: {path} cannot be read: {error}") from None
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gsa.data.shards import HEADER_SIZE, Shard, npy_header, shard_names
-from gsa.files import UNFINISHED, full_disk_explained, sha256, sync, unfinished, written
+from gsa.files import full_disk_explained, sha256, sync, unfinished, written
 
 
 def write_text(path: Path, text: str) -> None:
@@ -49,8 +49,6 @@ class ShardWriter:
         self.folder, self.dtype, self.shard_tokens = folder, dtype, shard_tokens
         self.shards = list(finished)
         self._rows: tuple[_Row, _Row] | None = None
-        for stale in folder.glob(f"*{UNFINISHED}"):
-            stale.unlink()
 
     def append(self, tokens: NDArray[Any], starts: NDArray[np.int64]) -> int:
         """Takes tokens up to the end of the shard, and documents that start among them; says how many it took."""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from gsa.data.tokenizer import CONFIG, Tokenizer
 from gsa.errors import GSAError
 from gsa.extras import require
-from gsa.files import read_json
+from gsa.files import read_json, read_text
 from gsa.infer.detokenizer import detokenized
 from gsa.infer.state import State
 from gsa.infer.stop_strings import StopStrings
@@ -219,7 +219,7 @@ def _pattern(token: SpecialToken) -> str:
 
 def _template(folder: Path, config: dict[str, Any]) -> str | None:
     if (folder / TEMPLATE).exists():
-        return (folder / TEMPLATE).read_text(encoding="utf-8")
+        return read_text(folder / TEMPLATE)
     found = config.get("chat_template")
     if isinstance(found, list):  # several by name
         named = {entry.get("name"): entry.get("template") for entry in found if isinstance(entry, dict)}

@@ -16,7 +16,7 @@ from gsa.models.init import without_memory
 from gsa.models.lm import LM
 from gsa.models.state import ModelState
 from gsa.ops.weights import FORMATS
-from gsa.train.find import find_model, warn
+from gsa.train.find import find_model, read_live, warn
 
 WEIGHTS = ("auto", *FORMATS)
 
@@ -44,7 +44,7 @@ class Model:
         check_format(weights)
         if isinstance(source, LM):
             return cls._of(_copied(source), weights)
-        return cls.from_folder(find_model(source, say).folder, weights)
+        return read_live(source, lambda: cls.from_folder(find_model(source, say).folder, weights))
 
     @classmethod
     def from_folder(cls, folder: Path, weights: str = "auto") -> Model:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from gsa.errors import GSAError
-from gsa.files import written
+from gsa.files import NotAFile, open_file, written
 from gsa.ops.weights import FORMATS
 
 FORMAT, VERSION = "gsa-state", 1
@@ -191,10 +191,12 @@ def _header(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> bytes
 @contextmanager
 def _opened(path: Path) -> Iterator[BufferedReader]:
     try:
-        if not path.is_file():  # a pipe, say, may never end
-            raise GSAError("is not a file" if path.exists() else "there is no such file")
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             yield file
+    except FileNotFoundError:
+        raise GSAError("there is no such file") from None
+    except NotAFile:
+        raise GSAError("is not a file") from None
     except OSError as error:
         raise GSAError(f"cannot be read: {error}") from None
 

@@ -23,7 +23,7 @@ from gsa.infer.state import State
 from gsa.infer.stop_strings import StopStrings
 from gsa.infer.vocabulary import vocabulary
 from gsa.sampling import DEFAULT, Sampling
-from gsa.train.find import find_model, warn
+from gsa.train.find import find_model, read_live, warn
 
 ENDS = ("generation_config.json", "config.json")
 """Files beside a model that may name tokens which end a text."""
@@ -70,7 +70,10 @@ class TextEngine:
         Broken checkpoints of a run that are passed over are told to `say`.
         """
         check_format(weights)  # before a model is fetched or read
-        folder = find_model(model, say).folder
+        return read_live(model, lambda: cls._read(find_model(model, say).folder, weights, batch_size))
+
+    @classmethod
+    def _read(cls, folder: Path, weights: str, batch_size: int) -> TextEngine:
         engine = Engine(Model.from_folder(folder, weights), batch_size=batch_size)
         tokenizer, size = load_tokenizer(folder), engine.model.vocab_size
         if tokenizer.vocab_size > size:  # a smaller one is usual: models have room for more

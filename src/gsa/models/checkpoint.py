@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from gsa.errors import GSAError
-from gsa.files import read_json, written
+from gsa.files import open_file, read_json, written
 from gsa.mixers.registry import suggestion
 from gsa.models.config import ModelConfig
 from gsa.models.init import without_memory
@@ -155,11 +155,11 @@ def load_model(model: str | Path, *, dtype: torch.dtype | None = None) -> LM:
     >>> load_model("gsa-tiny").num_parameters
     4590848
     """
-    from gsa.train.find import find_model  # it knows what runs look like, and is built on this room
+    from gsa.train.find import find_model, read_live  # it knows what runs look like, and is built on this room
 
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise GSAError(f"LM: dtype must be a floating torch.dtype, such as torch.bfloat16, or None, got {dtype!r}")
-    return read_model(find_model(model).folder, dtype=dtype)
+    return read_live(model, lambda: read_model(find_model(model).folder, dtype=dtype))
 
 
 def read_model(folder: Path, *, dtype: torch.dtype | None = None) -> LM:
@@ -239,7 +239,26 @@ def companions(folder: str | Path) -> list[Path]:
 
 def load_weights(folder: str | Path, *, name: str = "model") -> dict[str, Tensor]:
     """All tensors of a folder by name, from NAME.safetensors or from several files with an index."""
-    folder = Path(folder)
+    weights: dict[str, Tensor] = {}
+    for path in _weight_files(Path(folder), name):
+        with _opened(path) as opened:
+            weights |= {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118  (not a dict)
+    return weights
+
+
+def described_weights(folder: str | Path, *, name: str = "model") -> dict[str, Tensor]:
+    """What `load_weights` gives, without the numbers: tensors on torch's device `meta`."""
+    described: dict[str, Tensor] = {}
+    for path in _weight_files(Path(folder), name):
+        with _opened(path) as opened:
+            for key in opened.keys():  # noqa: SIM118  (not a dict)
+                shape = opened.get_slice(key).get_shape()
+                some = opened.get_slice(key)[:0] if shape else opened.get_tensor(key)
+                described[key] = torch.empty(shape, dtype=some.dtype, device="meta")
+    return described
+
+
+def _weight_files(folder: Path, name: str) -> list[Path]:
     whole, index = folder / f"{name}.safetensors", folder / f"{name}.safetensors.index.json"
     files = [whole.name]
     if not whole.exists() and index.exists():
@@ -257,11 +276,7 @@ def load_weights(folder: str | Path, *, name: str = "model") -> dict[str, Tensor
                 f"{folder}: {', '.join(pickled)} are pickled weights, which are not read; save as safetensors"
             )
         raise GSAError(f"{folder}: there is neither {whole.name} nor {index.name}")
-    weights: dict[str, Tensor] = {}
-    for file in files:
-        with _opened(folder / file) as opened:
-            weights |= {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118  (not a dict)
-    return weights
+    return [folder / file for file in files]
 
 
 def check_files(folder: str | Path) -> None:
@@ -274,7 +289,7 @@ def check_files(folder: str | Path) -> None:
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
     try:
-        with safe_open(path, framework="pt") as file:
+        with open_file(path), safe_open(path, framework="pt") as file:
             yield file
     except (SafetensorError, OSError) as error:
         raise GSAError(f"{path}: not a whole safetensors file: {error}") from None

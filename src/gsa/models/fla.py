@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gsa.errors import GSAError
-from gsa.files import read_json, written
+from gsa.files import read_file, read_json, written
 from gsa.models.checkpoint import (
     CONFIG,
     check_tied,
@@ -346,7 +346,7 @@ def import_checkpoint(path: str | Path, out: str | Path) -> Imported:
     beside = companions(path)
     for file in beside:
         with written(out / file.name) as copy:
-            copy.write_bytes(file.read_bytes())
+            copy.write_bytes(read_file(file))
     write_model(config, weights, out, **ids)  # last: a folder with a config counts as a finished model
     parameters = sum(x.numel() for x in weights.values())
     return Imported(fields["model_type"], config, parameters, [file.name for file in beside])

@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,11 +24,12 @@ from typing import Any
 from torch import Tensor
 
 from gsa.errors import GSAError
-from gsa.files import OLD, discard, read_json, sync, whole_folder
+from gsa.files import OLD, broken_name, discard, read_file, read_json, remove, sync, whole_folder
 from gsa.models.checkpoint import (
     CONFIG,
     companions,
     config_text,
+    described_weights,
     empty_model,
     load_config,
     load_weights,
@@ -42,6 +42,7 @@ from gsa.train.manifest import BrokenCheckpoint, broken, read_manifest, write_ma
 FOLDER, STATE = "checkpoints", "state.json"
 SHARD_BYTES = 4 * 2**30
 _NAME = re.compile(r"step-(\d{8,})(\.old)?")
+_LEFTOVER = re.compile(r"\.step-\d{8,}(\.old)?\.[0-9a-f]+(\.unfinished)?")
 _GROUP = re.compile(r"[a-z]+")
 _LIKE_MODEL = ("model", "ema")  # groups with the names of a model's weights
 
@@ -55,11 +56,11 @@ class Checkpoint:
     state: dict[str, Any]
     groups: tuple[str, ...]
 
-    def tensors(self, group: str) -> dict[str, Tensor]:
-        """The tensors of a group ("model", "optimizer", ...) by name, on the CPU."""
+    def tensors(self, group: str, *, described: bool = False) -> dict[str, Tensor]:
+        """The tensors of a group ("model", "optimizer", ...) by name, on the CPU; if only described, on `meta`."""
         if group not in self.groups:
             raise GSAError(f"checkpoint {self.folder}: there is no {group!r}, only {', '.join(self.groups)}")
-        return load_weights(self.folder, name=group)
+        return (described_weights if described else load_weights)(self.folder, name=group)
 
     def config(self) -> ModelConfig:
         """The model's config."""
@@ -124,7 +125,7 @@ def _groups(config: ModelConfig, tensors: dict[str, dict[str, Tensor]]) -> dict[
 
 def _tokenizer(folder: Path) -> dict[str, bytes]:
     try:
-        files = {path.name: path.read_bytes() for path in companions(folder)}
+        files = {path.name: read_file(path) for path in companions(folder)}
     except OSError as error:
         raise GSAError(f"save_checkpoint: the tokenizer cannot be read: {error}") from None
     if not files:
@@ -145,7 +146,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     Raises BrokenCheckpoint, with the file and what is wrong with it, if it is not as it was written; and GSAError if
     that cannot be known, because files may not be read or the format is newer.
     """
-    if not folder.is_dir():
+    if not os.path.lexists(folder):
         raise GSAError(f"checkpoint {folder}: there is no such folder")
     groups = read_manifest(folder, {CONFIG, STATE}, "model")
     state = _read_state(folder)
@@ -153,7 +154,10 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 
 
 def _read_state(folder: Path) -> dict[str, Any]:
-    state = read_json(folder / STATE)
+    try:
+        state = read_json(folder / STATE)
+    except GSAError as error:  # its bytes are those of the manifest, so that nobody else could read it either
+        raise broken(folder, str(error)) from None
     step, named = state.get("step"), _NAME.fullmatch(folder.name)
     if type(step) is not int or step < 0:
         raise broken(folder, f"{STATE}: step is {step!r}, expected a whole number from 0")
@@ -163,28 +167,41 @@ def _read_state(folder: Path) -> dict[str, Any]:
 
 
 def checkpoints(run: Path) -> list[tuple[int, Path]]:
-    """Steps and folders of a run's checkpoints, oldest first; whether they are whole is not known.
+    """Steps and folders of a run's checkpoints, oldest first; whether they are whole, or folders, is not known.
 
     A step can be there twice after a kill, as step-... and before it step-....old.
     """
-    found = []
-    for path in (run / FOLDER).iterdir() if (run / FOLDER).is_dir() else ():
-        named = _NAME.fullmatch(path.name)
-        if named and path.is_dir() and not path.is_symlink():
-            found.append((int(named[1]), named[2] is None, path))
+    try:
+        paths = list((run / FOLDER).iterdir()) if os.path.lexists(run / FOLDER) else []
+    except OSError as error:
+        raise GSAError(f"checkpoints of {run}: the folder cannot be read: {error}") from None
+    names = {path: _NAME.fullmatch(path.name) for path in paths}
+    found = [(int(named[1]), named[2] is None, path) for path, named in names.items() if named]
     return [(step, path) for step, _, path in sorted(found)]
 
 
-def newest_checkpoint(run: Path, say: Callable[[str], None], *, set_aside: bool = True) -> Checkpoint | None:
+def newest_checkpoint(
+    run: Path,
+    say: Callable[[str], None],
+    *,
+    set_aside: bool = True,
+    check: Callable[[Checkpoint], None] = lambda found: None,
+) -> Checkpoint | None:
     """The newest checkpoint of a run that is whole, or None.
 
     Each broken one that is met is told to `say` and, unless `set_aside` is False (for those who only read), renamed to
-    broken-step-..., so that it is not looked at again and its name is free.
+    broken-step-..., so that it is not looked at again and its name is free. `check` may find more to be broken.
     """
     for _, path in reversed(checkpoints(run)):
         try:
-            return read_checkpoint(path)
-        except BrokenCheckpoint as error:
+            found = read_checkpoint(path)
+            check(found)
+            return found
+        except GSAError as error:
+            if not os.path.lexists(path):  # by the run itself, if others look at it
+                raise GSAError(f"checkpoint {path}: it was removed while it was read") from None
+            if not isinstance(error, BrokenCheckpoint):
+                raise
             if set_aside:
                 say(f"{error}; it is renamed to {_set_aside(path).name}, and the one before is looked at")
             else:
@@ -193,10 +210,7 @@ def newest_checkpoint(run: Path, say: Callable[[str], None], *, set_aside: bool 
 
 
 def _set_aside(path: Path) -> Path:
-    place, tries = path.with_name(f"broken-{path.name}"), 1
-    while place.exists():
-        tries += 1
-        place = path.with_name(f"broken-{path.name}.{tries}")
+    place = broken_name(path)
     try:
         os.rename(path, place)
         sync(path.parent)
@@ -212,10 +226,12 @@ def clean(run: Path) -> list[str]:
     """
     removed = []
     try:
+        found = checkpoints(run)
         for path in sorted((run / FOLDER).glob(".step-*")):
-            shutil.rmtree(path)
-            removed.append(path.name)
-        for _, path in checkpoints(run):
+            if _LEFTOVER.fullmatch(path.name):
+                remove(path)
+                removed.append(path.name)
+        for _, path in found:
             if path.name.endswith(OLD) and _replaced_or_restored(path, path.with_name(path.name.removesuffix(OLD))):
                 discard(path)
                 removed.append(path.name)
@@ -226,7 +242,7 @@ def clean(run: Path) -> list[str]:
 
 def _replaced_or_restored(old: Path, path: Path) -> bool:
     """Whether the checkpoint that replaces NAME.old is whole; if there is none, the old one gets its name back."""
-    if not path.exists():
+    if not os.path.lexists(path):
         os.rename(old, path)
         sync(path.parent)
         return False

@@ -21,7 +21,7 @@ from gsa.models.config import ModelConfig
 from gsa.models.remote import AUTO_MAP, write_module
 from gsa.train.card import CardFacts, model_card
 from gsa.train.checkpoint import SHARD_BYTES, Checkpoint, checkpoints, read_checkpoint
-from gsa.train.find import find_model
+from gsa.train.find import find_model, read_live
 
 CARD = "README.md"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -59,7 +59,11 @@ def export_checkpoint(
         raise GSAError(f"export: dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise GSAError(f"export: {out} is there already; expected a new or empty folder")
-    checkpoint = _chosen(source, best, say)
+    return read_live(source, lambda: _exported(_chosen(source, best, say), out, ema=ema, dtype=dtype, licence=licence))
+
+
+def _exported(checkpoint: Checkpoint, out: Path, *, ema: bool, dtype: str | None, licence: str | None) -> Exported:
+    """Writes a checkpoint to a folder."""
     if ema and "ema" not in checkpoint.groups:
         raise GSAError(f"export: {checkpoint.folder} has no moving average of the weights: it was trained without")
     config = checkpoint.config()

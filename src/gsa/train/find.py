@@ -9,12 +9,14 @@ A name means, in this order:
 
 from __future__ import annotations
 
+import os
 import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
+from typing import TypeVar
 
 from gsa import pretrained
 from gsa.data.optional import first_line, hub_failures
@@ -22,7 +24,7 @@ from gsa.errors import GSAError
 from gsa.extras import require
 from gsa.models import presets
 from gsa.models.checkpoint import CONFIG, load_config
-from gsa.train.checkpoint import FOLDER, Checkpoint, newest_checkpoint, read_checkpoint
+from gsa.train.checkpoint import FOLDER, Checkpoint, checkpoints, newest_checkpoint, read_checkpoint
 from gsa.train.manifest import MANIFEST
 
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
@@ -30,6 +32,9 @@ _HUB_FILES = ("*.json", "model*.safetensors", "*.model", "merges.txt", "vocab.tx
 """What belongs to a model on the Hub: config, weights, and the tokenizer."""
 _HUB_SECONDS = 10.0
 """How long the Hub may take to answer the first question."""
+_TRIES = 20
+"""How often the newest checkpoint of a run is looked for that removes it while it is read."""
+Read = TypeVar("Read")
 
 
 @dataclass(frozen=True)
@@ -79,6 +84,26 @@ def find_model(name: str | Path, say: Callable[[str], None] = warn) -> FoundMode
     except hub_failures() as error:
         raise GSAError(missing + _hub_said(error)) from None
     return FoundModel(folder)
+
+
+def read_live(name: str | Path, read: Callable[[], Read]) -> Read:
+    """What `read` returns, which finds a model by its name and reads it.
+
+    A run that goes on meanwhile may remove the checkpoint that is being read: then all is done again.
+    """
+    for last in [*[False] * (_TRIES - 1), True]:
+        before = _listed(name)
+        try:
+            return read()
+        except (GSAError, OSError):
+            if last or _listed(name) == before:
+                raise
+    raise AssertionError("the last try returns or raises")
+
+
+def _listed(name: str | Path) -> list[tuple[int, Path]]:
+    """The checkpoints of a run, if a name means one."""
+    return checkpoints(Path(name)) if os.path.isdir(Path(name) / FOLDER) else []
 
 
 def _hint(name: str) -> str:

@@ -16,10 +16,24 @@ from torch import Tensor
 from gsa import __version__
 from gsa.data.shards import TOKENIZER
 from gsa.errors import GSAError
-from gsa.files import byte_count, free_bytes, locked, written
-from gsa.train.checkpoint import FOLDER, Checkpoint, checkpoints, clean, newest_checkpoint, prune, save_checkpoint
+from gsa.files import byte_count, free_bytes, written
+from gsa.locks import locked
+from gsa.models.init import without_memory
+from gsa.models.lm import LM
+from gsa.train.checkpoint import (
+    FOLDER,
+    STATE,
+    Checkpoint,
+    checkpoints,
+    clean,
+    newest_checkpoint,
+    prune,
+    save_checkpoint,
+)
+from gsa.train.manifest import broken
 from gsa.train.plan import Plan
-from gsa.train.position import Position
+from gsa.train.position import Position, check_state
+from gsa.train.strategies.tensors import check_tensors, optimizer_shapes
 
 SETTINGS, NONFINITE = "settings.json", "nonfinite.json"
 # What decides the path of a run: another value needs another folder.
@@ -50,23 +64,23 @@ class RunFolder:
 
     def newest(self, say: Callable[[str], None]) -> Checkpoint | None:
         """The newest whole checkpoint, if it is one of this plan's."""
-        checkpoint = newest_checkpoint(self.path, say)
+        checkpoint = newest_checkpoint(self.path, say, check=self._check)
         if checkpoint is None:
-            if broken := sorted((self.path / FOLDER).glob("broken-*")):
+            if set_aside := sorted((self.path / FOLDER).glob("broken-*")):
                 raise GSAError(
-                    f"train: no checkpoint of {self.path} is whole ({broken[-1]} is the newest); to begin anew, choose "
-                    "another out or remove them"
+                    f"train: no checkpoint of {self.path} is whole ({set_aside[-1]} is the newest); to begin anew, "
+                    "choose another out or remove them"
                 )
             return None
         before, now = checkpoint.state, self.state(Position())
         for name, keys in (("model", now["model"]), ("data", ("fingerprint",))):
-            changed = [key for key in keys if (before.get(name) or {}).get(key) != now[name][key]]
+            changed = [key for key in keys if before[name].get(key) != now[name][key]]
             if changed:
                 raise GSAError(
                     f"train: {checkpoint.folder} is of a run with another {name} ({', '.join(changed)} changed): "
                     "choose another out"
                 )
-        settings = before.get("settings") or {}
+        settings = before["settings"]
         for name, value in now["settings"].items():
             if settings.get(name) == value or name in SHOWN:
                 continue
@@ -78,13 +92,36 @@ class RunFolder:
             say(f"{name} was {settings.get(name)} until here, and is {value} from now on")
         return checkpoint
 
+    def _check(self, checkpoint: Checkpoint) -> None:
+        """Raises BrokenCheckpoint if a run cannot go on from what its state says, or not from its tensors."""
+        try:
+            check_state(checkpoint.state)
+        except GSAError as error:
+            raise broken(checkpoint.folder, f"{STATE}: {error}") from None
+        if any(checkpoint.state["model"].get(key) != value for key, value in self.plan.config.to_dict().items()):
+            return  # of another model, with other tensors; that is no damage
+        with without_memory():
+            shapes = {name: tuple(p.shape) for name, p in LM(self.plan.config).named_parameters()}
+        expected = {"model": shapes, "optimizer": optimizer_shapes(shapes)}
+        if checkpoint.state["settings"].get("ema") is not None:
+            expected["ema"] = shapes
+        for group, its_shapes in expected.items():
+            try:
+                problem = check_tensors(checkpoint.tensors(group, described=True), its_shapes)
+            except GSAError as error:
+                problem = str(error)
+            if problem:
+                raise broken(checkpoint.folder, f"{group}: {problem}")
+
     def write_settings(self) -> None:
         """Leaves the settings and the model's config in the folder, to be read by people."""
-        with written(self.path / SETTINGS) as file:
-            state = self.state(Position())
-            file.write_text(
-                json.dumps({key: state[key] for key in ("gsa", "settings", "model", "data")}, indent=2) + "\n"
-            )
+        state = self.state(Position())
+        text = json.dumps({key: state[key] for key in ("gsa", "settings", "model", "data")}, indent=2) + "\n"
+        try:
+            with written(self.path / SETTINGS) as file:
+                file.write_text(text)
+        except OSError as error:
+            raise GSAError(f"train: {self.path / SETTINGS} cannot be written: {error}") from None
 
     def state(self, position: Position) -> dict[str, Any]:
         """What a checkpoint says in JSON."""

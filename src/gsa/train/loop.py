@@ -94,7 +94,7 @@ class Trainer:
             self.say(f"going on from step {self.position.step} of {plan.steps}{beyond}")
         if settings.ema is not None:
             strategy.start_ema(settings.ema)
-            if state is not None and state["settings"]["ema"] is not None:
+            if state is not None and state["settings"].get("ema") is not None:
                 strategy.load_ema(checkpoint.tensors("ema") if checkpoint else {})
 
     def _position(self, state: dict[str, Any]) -> Position:
@@ -102,7 +102,7 @@ class Trainer:
         position, before = Position.read(state), state["settings"]
 
         def changed(*names: str) -> bool:
-            return any(before[name] != getattr(self.plan.settings, name) for name in names)
+            return any(before.get(name) != getattr(self.plan.settings, name) for name in names)
 
         if changed("precision"):
             position.loss_scale, position.good_steps = self.position.loss_scale, 0

@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from gsa.errors import GSAError
-from gsa.files import sha256
+from gsa.files import read_file, sha256
 
 MANIFEST = "manifest.json"
 FORMAT = 1
 _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+# Errors of the system that are damage: no regular file is there, links lead nowhere, or the disk itself gave up.
+_DAMAGE = (errno.EINVAL, errno.EIO, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR)
 _HASHED_AT_ONCE = 4  # files: hashing releases Python's lock, and one core alone is slower than most disks
 
 
@@ -58,7 +60,7 @@ def read_manifest(folder: Path, needed: set[str], group: str) -> list[str]:
     except FileNotFoundError as error:
         raise broken(folder, f"{Path(error.filename).name} is missing") from None
     except OSError as error:
-        if error.errno == errno.EIO:  # the disk itself gave up
+        if error.errno in _DAMAGE:
             raise broken(folder, f"cannot be read: {error}") from None
         raise GSAError(f"checkpoint {folder}: cannot be read: {error}") from None
     return groups
@@ -71,7 +73,7 @@ def broken(folder: Path, reason: str) -> BrokenCheckpoint:
 
 def _read(folder: Path) -> dict[str, Any]:
     """The fields of a manifest that is as it was written, in a format that is known."""
-    content = (folder / MANIFEST).read_bytes()
+    content = read_file(folder / MANIFEST)
     try:
         fields = json.loads(content)
         signed = isinstance(fields, dict) and fields.pop("sha256", None) is not None

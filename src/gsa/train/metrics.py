@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from types import TracebackType
@@ -13,7 +14,7 @@ from typing import Any
 
 from gsa.errors import GSAError
 from gsa.extras import EXTRA_OF, how_to_install
-from gsa.files import read_json, written
+from gsa.files import NotAFile, broken_name, read_file, read_json, written
 
 METRICS, TENSORBOARD, WANDB = "metrics.jsonl", "tensorboard", "wandb.json"
 Value = float | int | str
@@ -24,17 +25,27 @@ class Metrics:
 
     metrics.jsonl has one JSON object a line, `{"step": 1, "loss": 9.01, ...}`, each written at once. A number that is
     not finite is null there, since JSON has no word for it. When a run resumes from step `resume_step`, what an
-    interrupted run wrote about later steps is forgotten: those steps come again.
+    interrupted run wrote about later steps is forgotten: those steps come again. A file with lines that are no metrics
+    is kept under another name, which is told to `say`, and goes on with those that are.
     """
 
-    def __init__(self, run: Path, *, resume_step: int, tensorboard: bool, wandb: str | None, settings: dict[str, Any]):
+    def __init__(
+        self,
+        run: Path,
+        *,
+        resume_step: int,
+        tensorboard: bool,
+        wandb: str | None,
+        settings: dict[str, Any],
+        say: Callable[[str], None],
+    ):
         # What may be missing comes first, before anything is changed.
         writer = _imported("torch.utils.tensorboard", "SummaryWriter", "tensorboard") if tensorboard else None
         service = None if wandb is None else {name: _imported("wandb", name, "wandb") for name in ("init", "Error")}
         self.path = Path(run) / METRICS
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            _forget(self.path, resume_step)
+            _forget(self.path, resume_step, say)
         except OSError as error:
             raise _cannot_write(self.path, error) from None
         self._wandb: Any = None
@@ -53,8 +64,11 @@ class Metrics:
             # Points from this step on are hidden.
             self._tensorboard = writer(folder, purge_step=resume_step + 1 if resume_step else None)
             self._tensorboard.add_text("settings", _indented(settings), resume_step)
-        # Not buffered: a line is in the file when `write` returns, and none is left to write when a disk is full.
-        self._file = self.path.open("ab", buffering=0)
+        try:
+            # Not buffered: a line is in the file when `write` returns, and none is left to write when a disk is full.
+            self._file = self.path.open("ab", buffering=0)
+        except OSError as error:
+            raise _cannot_write(self.path, error) from None
 
     def write(self, step: int, values: Mapping[str, Value]) -> None:
         """Adds what was measured at a step."""
@@ -92,39 +106,43 @@ class Metrics:
         self.close(failed=kind is not None)
 
 
-def _lines(path: Path, text: bytes) -> list[tuple[bytes, dict[str, Any]]]:
-    """The whole lines and what they say; a broken end, as a kill can leave it, is left out, any other damage raises."""
-    found: list[tuple[bytes, dict[str, Any]]] = []
-    broken = None
-    for number, line in enumerate(text.splitlines(keepends=True), 1):
-        values = _object(line)
-        if values is None:
-            broken = broken or number
-        elif broken:
-            raise GSAError(f"metrics: {path}: line {broken} is not a JSON object with a step; correct or remove it")
-        else:
-            found.append((line, values))
-    return found
-
-
 def _object(line: bytes) -> dict[str, Any] | None:
+    """What a line says, if it is whole and has a step."""
     try:
         values = json.loads(line)
-    except (UnicodeDecodeError, json.JSONDecodeError):
+    except (ValueError, RecursionError):  # also for numbers of too many digits, and brackets nested too deep
         return None
     whole = line.endswith(b"\n") and isinstance(values, dict) and type(values.get("step")) is int
     return values if whole else None
 
 
-def _forget(path: Path, resume_step: int) -> None:
-    """Drops lines of later steps, and what is left of a line that was cut short."""
-    if not path.exists():
+def _forget(path: Path, resume_step: int, say: Callable[[str], None]) -> None:
+    """Drops lines of later steps, and what is left of a line that was cut short; a file with other damage is kept."""
+    try:
+        text = read_file(path)
+    except FileNotFoundError:
         return
-    text = path.read_bytes()
-    kept = b"".join(line for line, values in _lines(path, text) if values["step"] <= resume_step)
-    if kept != text:
+    except NotAFile:
+        kept = broken_name(path)
+        os.rename(path, kept)
+        say(f"metrics: {path} is not a file; it is renamed to {kept.name}, and a new one begins")
+        return
+    lines = text.splitlines(keepends=True)
+    found = [_object(line) for line in lines]
+    last = max((i for i, values in enumerate(found) if values is not None), default=-1)
+    if None in found[:last]:  # what follows the last good line is a torn end, as a kill can leave it
+        kept = broken_name(path)
+        with written(kept) as file:
+            file.write_bytes(text)
+        say(
+            f"metrics: {path}: line {found.index(None) + 1} is not a JSON object with a step; the file is kept as "
+            f"{kept.name}, and goes on with the lines that are"
+        )
+    pairs = zip(lines, found, strict=True)
+    wanted = b"".join(line for line, values in pairs if values is not None and values["step"] <= resume_step)
+    if wanted != text:
         with written(path) as file:
-            file.write_bytes(kept)
+            file.write_bytes(wanted)
 
 
 def _cannot_write(path: Path, error: OSError) -> GSAError:

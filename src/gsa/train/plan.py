@@ -15,7 +15,7 @@ from gsa.errors import GSAError, raised_by
 from gsa.models.catalogue import preset, presets
 from gsa.models.checkpoint import load_config
 from gsa.models.config import ModelConfig
-from gsa.train.find import find_model
+from gsa.train.find import find_model, read_live
 from gsa.train.settings import TrainSettings, tokens_per_step, total_steps, warmup_steps
 from gsa.train.strategies.launch import launched_processes
 
@@ -89,10 +89,14 @@ def _model(settings: TrainSettings, tokens: Tokens) -> tuple[ModelConfig, Path |
         return ModelConfig.from_dict(ModelConfig.load(path).to_dict() | options), None
     if not path.is_dir() and "/" not in settings.model:
         preset(settings.model)  # raises, and names the presets there are
-    folder = find_model(settings.model, _tell).folder
+    folder, config = read_live(settings.model, lambda: _with_config(find_model(settings.model, _tell).folder))
     if options:
         raise GSAError(f"model_options {options} cannot change a model that has its weights in {folder}")
-    return load_config(folder), folder
+    return config, folder
+
+
+def _with_config(folder: Path) -> tuple[Path, ModelConfig]:
+    return folder, load_config(folder)
 
 
 def _tell(line: str) -> None:

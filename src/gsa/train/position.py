@@ -10,29 +10,42 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from gsa.errors import GSAError
+from gsa.models.config import ModelConfig
+from gsa.options import check, check_values, number
+from gsa.train.settings import TrainSettings
 
 SMOOTHING = 0.9
+
+
+@dataclass
+class Evaluated:
+    """What an evaluation has found; of the best one, step and loss are kept."""
+
+    step: int = number(least=0)
+    loss: float = number()
+    perplexity: float = number()
+    bits_per_byte: float = number()
 
 
 @dataclass
 class Position:
     """Where a run is: with weights and optimiser, all that a checkpoint must hold."""
 
-    step: int = 0
+    step: int = number(0, least=0)
     """Steps done, skipped ones too."""
-    skipped: int = 0
+    skipped: int = number(0, least=0)
     """Steps with a loss or gradient that was not finite."""
-    skipped_in_row: int = 0
-    loss_scale: float = 1.0
+    skipped_in_row: int = number(0, least=0)
+    loss_scale: float = number(1.0, above=0)
     """What the loss is multiplied by before the pass backward, in fp16."""
-    good_steps: int = 0
+    good_steps: int = number(0, least=0)
     """Steps since the loss scale changed."""
     eval: dict[str, float] | None = None
     """The last evaluation that was finite."""
     best: dict[str, float] | None = None
     """The best evaluation: step and loss."""
-    evals_since_best: int = 0
-    seconds: float = 0.0
+    evals_since_best: int = number(0, least=0)
+    seconds: float = number(0.0, least=0)
     """Time of all steps, over all starts."""
     smoothed_loss: float | None = None
     """A moving average of the loss, for the eye."""
@@ -49,8 +62,26 @@ class Position:
         state = {"smoothed_loss": None, **state}  # which earlier checkpoints lack
         missing = [entry.name for entry in fields(cls) if entry.name not in state]
         if missing:
-            raise GSAError(f"train: the checkpoint's state lacks {', '.join(missing)}")
-        return cls(**{entry.name: state[entry.name] for entry in fields(cls)})
+            raise GSAError(f"{', '.join(missing)} must be there, and is missing")
+        position = cls(**{entry.name: state[entry.name] for entry in fields(cls)})
+        check(position, "position")
+        for name, found in (("eval", position.eval), ("best", position.best)):
+            if found is None:
+                continue
+            check_values(Evaluated, found, name)
+            if not {"step", "loss"} <= found.keys():
+                raise GSAError(f"{name} must have step and loss, got {found!r:.80}")
+        return position
+
+
+def check_state(state: dict[str, Any]) -> None:
+    """Raises unless a checkpoint's state says all that a run needs to go on, each of it of its type."""
+    Position.read(state)
+    check_values(TrainSettings, state.get("settings"), "settings")
+    check_values(ModelConfig, state.get("model"), "model")
+    data = state.get("data")
+    if not isinstance(data, dict) or not isinstance(data.get("fingerprint"), str):
+        raise GSAError(f"data must have the fingerprint of the tokens, got {data!r:.80}")
 
 
 @dataclass

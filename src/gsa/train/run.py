@@ -58,6 +58,7 @@ def _train(plan: Plan, chosen: Strategy) -> Outcome:
                 tensorboard=settings.tensorboard,
                 wandb=settings.wandb,
                 settings=asdict(settings),
+                say=say,
             ) as metrics:
                 return trainer.run(metrics, progress)
 

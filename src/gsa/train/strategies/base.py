@@ -13,10 +13,9 @@ from torch import Tensor, nn
 
 from gsa.errors import GSAError
 from gsa.models.lm import LM
-from gsa.train.strategies.tensors import check_tensors, own_part
+from gsa.train.strategies.tensors import MOMENTS, check_tensors, optimizer_shapes, own_part
 
 PRECISIONS: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class LossOf(nn.Module):
@@ -139,7 +138,8 @@ class Strategy:
 
     def load(self, weights: dict[str, Tensor] | None, optimizer_state: dict[str, Tensor] | None) -> None:
         """Takes over what `weights` and `optimizer_state` gave, to the bit; what the first process gives counts."""
-        given = self._agree("load", self._problem(weights, optimizer_state), bool(weights), bool(optimizer_state))
+        problem = self._problem(weights, optimizer_state)
+        given = self._agree("load", problem, weights is not None, optimizer_state is not None)
         if given[0]:
             self._load_weights(weights or {})
         if given[1]:
@@ -282,9 +282,10 @@ class Strategy:
         """What is wrong with tensors to load, on the first process; None if nothing is."""
         if self.rank != 0:
             return None
-        moments = {f"{moment}.{name}": shape for moment in MOMENTS for name, shape in self._shapes.items()}
-        problem = check_tensors(weights, self._shapes) if weights else None
-        return problem or (check_tensors(optimizer_state, {**moments, "step": ()}) if optimizer_state else None)
+        problem = None if weights is None else check_tensors(weights, self._shapes)
+        if problem is None and optimizer_state is not None:
+            problem = check_tensors(optimizer_state, optimizer_shapes(self._shapes))
+        return problem
 
     def _agree(self, operation: str, problem: str | None, *flags: bool) -> list[bool]:
         """What the first process says of each flag, on all; a problem there is an error on all, so that none waits."""

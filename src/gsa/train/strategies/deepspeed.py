@@ -14,8 +14,8 @@ from torch import Tensor
 from gsa.errors import GSAError
 from gsa.extras import imported
 from gsa.models.lm import LM
-from gsa.train.strategies.base import MOMENTS
 from gsa.train.strategies.distributed import Distributed
+from gsa.train.strategies.tensors import MOMENTS
 
 
 class DeepSpeed(Distributed):

@@ -29,7 +29,7 @@ BLOCK = 2**20
 DTYPES = {torch.float32: "F32", torch.int64: "I64"}
 DIGEST = "[0-9a-f]{64}"
 MAX_TOKENS = 10**12 - 1
-"""Tokens of a sequence at most: years of reading. Angles in fp64, and all else that is made of a count, are exact so far."""
+"""Tokens of a sequence at most: years of reading. Angles in fp64, and all else made of a count, are exact so far."""
 FIELDS = {
     "tokens": "[1-9][0-9]{0,11}",
     "digest": DIGEST,

@@ -15,8 +15,8 @@ import gsa.pretrained
 from gsa.data import tokenizer_check
 from gsa.data.prepare import prepare
 from gsa.data.tokenizer import CONFIG, JSON, BytesTokenizer, config_text, load_tokenizer
+from gsa.data.tokenizer_check import WORDS
 from gsa.data.tokenizer_json import JsonTokenizer
-from gsa.data.tokenizer_train import WORDS
 from gsa.errors import GSAError
 from tests.examples import examples
 

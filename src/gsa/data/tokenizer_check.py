@@ -29,6 +29,18 @@ SECONDS, MEMORY = 10.0, 2**30
 GROWS = {"ByteLevel": 4, "Metaspace": 2}
 """Steps that make a text longer whatever they are given, by how much."""
 STAGES = ("normalizer", "pre_tokenizer", "decoder")
+WORDS = "|".join(
+    (
+        r" ?[\p{L}\p{M}]+",  # a word with the space before it
+        r"'\p{L}{1,2}(?!\p{L})",  # the end of a contraction
+        r" ?\p{N}",  # each digit by itself: numbers are spelt the same wherever they stand
+        r" ?[^\s\p{L}\p{M}\p{N}]+",  # signs
+        r"\s*\n+",  # line ends with the white space before them
+        r"\s+(?!\S)",  # white space, but for the space that belongs to a word
+        r"\s+",
+    )
+)
+"""What tokens never reach across. Every character fits one of these."""
 _LLAMA_3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
     r"\s+(?!\S)|\s+"
@@ -44,9 +56,9 @@ def check_tokenizer(name: str, text: str) -> None:
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise GSAError(f"tokenizer: {name}: not a tokenizer.json: {error}") from None
+        raise GSAError(f"tokenizer: {name}: not a tokenizer.json that `tokenizers` reads: {error}") from None
     if not isinstance(content, dict):
-        raise GSAError(f"tokenizer: {name}: not a tokenizer.json: it is no JSON object")
+        raise GSAError(f"tokenizer: {name}: not a tokenizer.json that `tokenizers` reads: it is no JSON object")
     stages = {stage: content.get(stage) for stage in STAGES}
     for stage, part in stages.items():
         try:
@@ -103,8 +115,6 @@ def _growth(step: dict[str, Any]) -> float:
 
 def _must_be_tried(step: dict[str, Any]) -> bool:
     """Whether what a step does cannot be told from the file."""
-    from gsa.data.tokenizer_train import WORDS
-
     pattern = step.get("pattern")
     expression = pattern.get("Regex") if isinstance(pattern, dict) else None
     return step.get("type") == "Precompiled" or expression not in (None, WORDS, *_TRIED)

@@ -143,6 +143,12 @@ def test_a_hostile_template_is_an_error_and_the_next_one_works(monkeypatch: pyte
     assert templates.render(CHATML, MESSAGES, NAMES) == by_transformers(CHATML, MESSAGES)
 
 
+def test_a_jinja_that_templates_can_break_out_of_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jinja2.__version__", "3.1.5")
+    with pytest.raises(GSAError, match=r"templates can break out of jinja2 3.1.5; expected 3.1.6 or newer"):
+        templates._compiled("a template that nobody has compiled")
+
+
 def test_a_long_message_is_no_mistake_of_the_template() -> None:
     messages = [{"role": "user", "content": "xyz" * 2**23}]
     assert len(templates.render("{{ messages[0].content }}", messages, {})) == 3 * 2**23

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+from contextlib import suppress
 from functools import lru_cache
 from multiprocessing.connection import Connection
 from threading import Lock
@@ -23,6 +25,8 @@ MEMORY = 2**30
 """Bytes that the helper may take."""
 MAX_CHARACTERS = 2**24
 """Characters that a template may add to those of the conversation."""
+SAFE_JINJA = (3, 1, 6)
+"""The first version without known ways out of its sandbox."""
 
 _helper: tuple[int, Helper] | None = None  # and the process that started it: one that was forked needs its own
 _lock = Lock()
@@ -55,7 +59,8 @@ def render(template: str, messages: list[dict[str, str]], names: dict[str, str])
 
 def serve(connection: Connection[Any, Any]) -> None:
     """What the helper does: a conversation comes, its text goes."""
-    _compiled("")  # which imports all that is needed
+    with suppress(GSAError):  # which is told with the first template
+        _compiled("")  # imports all that is needed
     while True:
         request = connection.recv_bytes()
         try:
@@ -86,9 +91,12 @@ def _compiled(template: str) -> Any:
     """A template with what transformers lets templates use."""
     from datetime import datetime
 
-    import jinja2.ext
+    import jinja2.ext  # which torch brings along
     from jinja2 import nodes
     from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    if tuple(map(int, re.findall(r"\d+", jinja2.__version__)[:3])) < SAFE_JINJA:
+        raise GSAError(f"templates can break out of jinja2 {jinja2.__version__}; expected 3.1.6 or newer")
 
     class Generation(jinja2.ext.Extension):
         """{% generation %}, which marks the assistant's words for training. Here it changes nothing."""

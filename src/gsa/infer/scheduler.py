@@ -150,6 +150,7 @@ class Scheduler:
         self._running = {place: request for place, request in self._running.items() if not request.done}
 
     def _step(self) -> list[Token]:
+        self._tidy()  # of those that were abandoned since
         self._admit()
         self._read_prompts()
         return self._decode()

@@ -67,7 +67,6 @@ USES = {
     "load_tokenizer('someone/tokenizer')": "tokenizer: someone/tokenizer, which is no file, folder or name of the "
     "package, needs huggingface-hub: HF",
     "train_tokenizer(['.'], 300, 'out')": "tokenizer: training one needs tokenizers: HF",
-    "ChatTemplate('', load_tokenizer('bytes')).render([])": "chat: a chat template needs transformers: HF",
     "decode.measure(True, print)": "bench: the comparison with a Llama needs transformers: HF",
     "demo('out')": "demo: the Llama beside the model needs transformers: HF",
     "save_lines({}, Path('a.png'), '', '', '')": "chart: a picture needs matplotlib: PLOT",
@@ -85,7 +84,6 @@ from gsa.cli import main
 from gsa.cli.demo import demo
 from gsa.data.tokenizer import load_tokenizer
 from gsa.data.tokenizer_train import train_tokenizer
-from gsa.infer.chat import ChatTemplate
 for use in USES:
     try:
         eval(use)

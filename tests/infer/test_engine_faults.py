@@ -162,8 +162,13 @@ def test_scores_that_are_not_finite_end_only_their_own_request():
         one.read([7])
 
 
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, RuntimeError])
-@pytest.mark.parametrize("where", ["step", "put", "read"])
+@pytest.mark.parametrize(
+    ("where", "kind"),
+    [
+        ("step", RuntimeError),  # which computes for all
+        *((where, kind) for where in ("step", "put", "read") for kind in (KeyboardInterrupt, TimeoutError)),
+    ],
+)
 def test_an_engine_that_was_interrupted_goes_on(where, kind, monkeypatch):
     one = engine(batch_size=2)
     freed = poisoned(one, monkeypatch)

@@ -8,7 +8,9 @@ import torch
 from gsa import GSAError
 from gsa.infer import Engine
 from gsa.infer.runner import MAX_READ
+from gsa.infer.state_file import MAX_TOKENS
 from gsa.infer.tokens import TokenHash
+from gsa.models.state import ModelState
 from tests.infer.engines import SHORT, engine, larger, loaded, teacher_forced, tensors
 from tests.models.cases import ids, model
 
@@ -126,3 +128,52 @@ def test_a_state_read_with_other_weights_goes_on():
     state = Engine(lm, weights="int8").read(ids(9))
     assert state.weights == "int8"
     assert len(Engine(lm).generate([], SHORT, state=state).tokens) == 8
+
+
+@pytest.mark.parametrize("case", ["gsa", "hybrid"])
+@pytest.mark.parametrize("left", [0, 3, 40])
+def test_a_state_near_the_last_token_there_can_be_harms_no_other_request(case, left):
+    """Its file is refused beyond that, and a request that would go beyond it is refused alone."""
+    one = Engine(loaded(case), batch_size=2)
+    state = counted(one.read(ids(20)), MAX_TOKENS - left)
+    healthy = one.submit(ids(6), SHORT, keep_state=True)
+    one.step()
+    if left < 10:
+        with pytest.raises(GSAError, match=r"^submit: State: it has read [\d,]+ tokens, and 10 more would be beyond"):
+            one.submit([1, 2], SHORT, state=state, keep_state=True)
+        with pytest.raises(GSAError, match=r"^read: State: it has read [\d,]+ tokens, and 5 more would be beyond"):
+            one.read([1] * 5, state)
+    else:
+        generation = one.submit([1, 2], SHORT, state=state, keep_state=True)
+        while not generation.done:
+            one.step()
+        assert generation.completion().state.tokens == MAX_TOKENS - left + 10
+    while one.busy:
+        one.step()
+    assert healthy.tokens == Engine(loaded(case)).generate(ids(6), SHORT).tokens
+
+
+def counted(state, tokens):
+    """A state that says it has read so many tokens."""
+    layers = [
+        {name: x if x.is_floating_point() else x * 0 + tokens for name, x in layer.items()}
+        for layer in state.model.layers
+    ]
+    return replace(state, model=ModelState(layers), tokens=tokens)
+
+
+def test_a_state_made_by_hand_is_checked_at_the_door(tmp_path):
+    one = Engine(loaded("hybrid"))
+    state = one.read(ids(20))
+    for tokens in (MAX_TOKENS + 1, 10**18 - 1, 2**63, 10**5000):
+        with pytest.raises(GSAError, match=r"^State: tokens must be at most 999999999999, got .{1,60}$"):
+            counted(state, MAX_TOKENS) and replace(state, tokens=tokens)
+    with pytest.raises(GSAError, match=r"^State: model must be a ModelState, got int$"):
+        replace(state, model=3)
+    wrong = replace(state, tokens=30)  # its counters say 20
+    sparse = replace(state, logits=state.logits.to_sparse())
+    elsewhere = replace(state, logits=state.logits.to("meta"))
+    for other, message in ((wrong, "counts .20. tokens, the state 30"), (sparse, "sparse"), (elsewhere, "on meta")):
+        with pytest.raises(GSAError, match=rf"^submit: State: tensor .*{message}"):
+            one.submit([1], SHORT, state=other)
+    assert not one.busy

@@ -172,7 +172,7 @@ def test_a_header_that_does_not_fit_is_refused_before_any_tensor_is_read(
     ("name", "tokens", "reason"),
     [
         ("attention", 8, r"tensor layers.0.k is F32 \[1, 9, 2, 16\], the model asks for F32 \[1, 8, 2, 16\]"),
-        ("attention", 10**17, r"the model asks for F32 \[1, 100000000000000000, 2, 16\]"),
+        ("attention", 10**11, r"the model asks for F32 \[1, 100000000000, 2, 16\]"),
         ("window", 3, r"tensor layers.0.k is F32 \[1, 4, 2, 16\], the model asks for F32 \[1, 3, 2, 16\]"),
         ("window", 8, r"tensor layers.0.position counts \[9\] tokens, the state 8"),
         ("abc", 8, r"tensor layers.0.position counts \[9\] tokens, the state 8"),
@@ -198,7 +198,7 @@ def test_a_file_that_claims_more_than_it_has_is_refused_before_memory_is_taken(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     header, data = saved("attention", path)
-    tokens, end = 10**15, 0
+    tokens, end = 10**11, 0
     header["__metadata__"]["tokens"] = str(tokens)
     for name, entry in list(header.items())[1:]:
         if name.endswith((".k", ".v")):

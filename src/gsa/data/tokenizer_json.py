@@ -24,6 +24,7 @@ from gsa.data.tokenizer import (
     pieces,
     utf8,
 )
+from gsa.data.tokenizer_check import MAX_IDS, check_tokenizer, panics_told
 from gsa.errors import GSAError
 from gsa.extras import require
 from gsa.files import read_json, read_text
@@ -45,7 +46,11 @@ class JsonTokenizer(Tokenizer):
         self.name, self._text, self._config, self.eos_id = name, text, config, eos_id
         self._chat_template = chat_template
         self._run = _runner(name, text)
-        self.vocab_size = max(self._run.get_vocab(with_added_tokens=True).values()) + 1
+        self.vocab_size = max(self._run.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        if not 0 < self.vocab_size <= MAX_IDS:
+            raise GSAError(
+                f"tokenizer: {name}: its ids go up to {self.vocab_size - 1:,}, expected 0 to {MAX_IDS - 1:,}"
+            )
         self.adds_tokens = self._run.num_special_tokens_to_add(False) > 0
         """Whether transformers puts special tokens around every text."""
         without_prefix = _without_prefix(content)
@@ -56,6 +61,7 @@ class JsonTokenizer(Tokenizer):
     def read(cls, name: str, path: Path, text: str) -> JsonTokenizer:
         """A tokenizer from the text of tokenizer.json; the files beside it say which token ends a text."""
         config = read_json(path.with_name(CONFIG)) if path.with_name(CONFIG).exists() else {}
+        check_tokenizer(name, text)
         runner, content = _runner(name, text), json.loads(text)
         _check_added(path, runner, content)
         _check_config(path, runner, content, config)
@@ -83,7 +89,8 @@ class JsonTokenizer(Tokenizer):
                 continue
             run = self._run_on if continues else self._run
             try:
-                encoded = run.encode_batch_fast([piece for _, piece in group], add_special_tokens=False)
+                with panics_told(self.name):
+                    encoded = run.encode_batch_fast([piece for _, piece in group], add_special_tokens=False)
             except TypeError:
                 for _, piece in group:
                     utf8(piece)
@@ -93,7 +100,9 @@ class JsonTokenizer(Tokenizer):
             group.clear()
 
     def decode(self, ids: Sequence[int] | NDArray[Any]) -> str:
-        return self._run.decode(checked_ids(ids, self.vocab_size).tolist(), skip_special_tokens=False)
+        checked = checked_ids(ids, self.vocab_size).tolist()
+        with panics_told(self.name):
+            return self._run.decode(checked, skip_special_tokens=False)
 
     def files(self) -> dict[str, str]:
         end = self._run.id_to_token(self.eos_id)
@@ -114,7 +123,8 @@ def _runner(name: str, text: str) -> Any:
     from tokenizers import Tokenizer as Runner
 
     try:
-        runner = Runner.from_str(text)
+        with panics_told(name):
+            runner = Runner.from_str(text)
     except Exception as error:
         if type(error) is not Exception:  # the package raises nothing narrower
             raise

@@ -17,24 +17,13 @@ from gsa.data.portions import read_portions
 from gsa.data.report import problems
 from gsa.data.sources import Input, plan
 from gsa.data.tokenizer import END_OF_TEXT, JSON, config_text, pieces
+from gsa.data.tokenizer_check import WORDS
 from gsa.data.tokenizer_json import JsonTokenizer
 from gsa.errors import GSAError
 from gsa.extras import require
 
 BYTES = 256
 MAX_VOCABULARY = 2**20
-WORDS = "|".join(
-    (
-        r" ?[\p{L}\p{M}]+",  # a word with the space before it
-        r"'\p{L}{1,2}(?!\p{L})",  # the end of a contraction
-        r" ?\p{N}",  # each digit by itself: numbers are spelt the same wherever they stand
-        r" ?[^\s\p{L}\p{M}\p{N}]+",  # signs
-        r"\s*\n+",  # line ends with the white space before them
-        r"\s+(?!\S)",  # white space, but for the space that belongs to a word
-        r"\s+",
-    )
-)
-"""What tokens never reach across. Every character fits one of these."""
 
 
 def train_tokenizer(

@@ -1,21 +1,13 @@
-"""Worker processes that encode portions: started bare, so that they hold a tokenizer and little else.
-
-A worker lives as long as the pipe to it: it ends by itself if the process that started it is killed. Nothing of the
-main script is imported in it, torch least of all, and Ctrl-C does not reach it.
-"""
+"""Worker processes that encode portions: helpers, which hold a tokenizer and little else, torch least of all."""
 
 from __future__ import annotations
 
-import os
 import queue
-import subprocess
-import sys
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -25,12 +17,10 @@ from gsa.data.holdout import Side
 from gsa.data.portions import PORTION_BYTES, Part, Portion
 from gsa.data.streams import MAX_ROW_BYTES
 from gsa.errors import GSAError, memory_errors
+from gsa.helper import Helper
 
 if TYPE_CHECKING:
     from gsa.data.tokenizer import Tokenizer
-
-# Until Python's path is set here, the current folder is on it: only built-in modules may be imported before.
-_START = "import sys; sys.path[:] = sys.argv[2:]; from gsa.data.worker import serve; serve(sys.argv[1])"
 
 
 @dataclass(frozen=True)
@@ -54,20 +44,16 @@ class _Failure:
     """What is raised for it: a GSAError for what a user did, RuntimeError for a defect of our own."""
 
 
-def serve(descriptor: str) -> None:
+def serve(connection: Connection[Any, Any]) -> None:
     """What a worker process runs: it receives portions and sends their tokens, until the pipe is closed."""
-    connection: Connection[Any, Any] = Connection(int(descriptor))
-    try:
-        task: Task = connection.recv()
-        tokenizer = _tried(lambda: _tokenizer(task))
-        while True:
-            parts = connection.recv()
-            if isinstance(tokenizer, _Failure):
-                connection.send(tokenizer)
-            else:
-                connection.send(_tried(lambda: encode_parts(parts, task.field, task.strict, tokenizer, task.side)))  # noqa: B023
-    except (EOFError, ConnectionError, KeyboardInterrupt):
-        os._exit(0)
+    task: Task = connection.recv()
+    tokenizer = _tried(lambda: _tokenizer(task))
+    while True:
+        parts = connection.recv()
+        if isinstance(tokenizer, _Failure):
+            connection.send(tokenizer)
+        else:
+            connection.send(_tried(lambda: encode_parts(parts, task.field, task.strict, tokenizer, task.side)))  # noqa: B023
 
 
 def _tokenizer(task: Task) -> Tokenizer:
@@ -100,33 +86,23 @@ class _Worker:
     """One worker process and the pipe to it."""
 
     def __init__(self, task: Task) -> None:
-        self.connection, theirs = Pipe()
-        command = [sys.executable, "-c", _START, str(theirs.fileno()), *sys.path]
         one_core = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        with theirs:
-            self.process = subprocess.Popen(
-                command, pass_fds=[theirs.fileno()], env={**os.environ, **one_core}, start_new_session=True
-            )
-        self.connection.send(task)
+        self.helper = Helper("gsa.data.worker:serve", environment=one_core)
+        self.helper.connection.send(task)
 
     def encode(self, parts: list[Part]) -> Encoded:
         try:
-            self.connection.send(parts)
-            result = self.connection.recv()
+            self.helper.connection.send(parts)
+            result = self.helper.connection.recv()
         except (EOFError, OSError):
-            code = self.process.wait()
-            reason = "killed, perhaps for want of memory" if code == -9 else f"exit code {code}"
+            names = ", ".join(dict.fromkeys(part.name for part in parts))
             raise GSAError(
-                f"data: a worker process ended ({reason}). What is finished stays, the same command goes on"
+                f"data: the process that encoded {names} ended: {self.helper.reason()}. What is finished stays, "
+                "the same command goes on"
             ) from None
         if isinstance(result, _Failure):
             raise result.kind(result.message)
         return result
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        self.connection.close()
 
 
 class Workers:
@@ -154,10 +130,10 @@ class Workers:
     ) -> None:
         # The threads that wait for these processes then see them end.
         for worker in self._workers:
-            worker.process.kill()
+            worker.helper.process.kill()
         self._threads.shutdown(cancel_futures=True)
         for worker in self._workers:
-            worker.end()
+            worker.helper.end()
 
     def encode(self, portions: Iterable[Portion]) -> Iterator[tuple[Portion, Encoded]]:
         """Each portion with its tokens, in order."""

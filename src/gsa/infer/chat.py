@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gsa import templates
 from gsa.data.tokenizer import CONFIG, Tokenizer
 from gsa.errors import GSAError
-from gsa.extras import require
 from gsa.files import read_json, read_text
 from gsa.infer.detokenizer import detokenized
 from gsa.infer.state import State
@@ -85,16 +85,10 @@ class ChatTemplate:
         return [segment for segment in texts if segment != ""]
 
     def _rendered(self, messages: list[Message]) -> str:
-        require("transformers", "chat: a chat template")
-        from transformers.utils import chat_template_utils
-
-        render: Any = chat_template_utils.render_jinja_template  # in a sandbox: templates come from anywhere
         try:
-            (text,), _ = render([messages], chat_template=self.template, add_generation_prompt=True, **self.names)
-        except Exception as error:  # a template is a program, which may fail in any way
-            reason = str(error) or type(error).__name__
-            raise GSAError(f"chat: the model's template cannot take this conversation: {reason}") from None
-        return str(text)
+            return templates.render(self.template, messages, self.names)
+        except GSAError as error:
+            raise GSAError(f"chat: the model's template cannot take this conversation: {error}") from None
 
     def encode(self, segments: Sequence[Segment], after: Segment | None = None) -> NDArray[np.int64]:
         """The ids of segments that come after another one, or begin."""
@@ -131,6 +125,7 @@ class Chat:
         self.engine, self.sampling, self.stop = engine, sampling, stop
         StopStrings(stop)  # refused now rather than with the first reply
         self.template = ChatTemplate.of(engine.tokenizer)
+        templates.start()
         self._system: list[Message] = [] if system is None else [{"role": "system", "content": system}]
         self._writing: Writing | None = None
         self.reset()

@@ -151,8 +151,7 @@ class Engine:
             self._scheduler.add(*requests)
             completions = [self._completed(request.generation) for request in requests]
         finally:
-            for request in requests:
-                request.generation.cancel()
+            self._scheduler.cancel(*(request.generation for request in requests))
         return completions[0] if one else completions
 
     def read(self, ids: Ids, state: State | None = None, progress: Callable[[int], None] | None = None) -> State:
@@ -196,8 +195,8 @@ class Engine:
         finally:
             generation.cancel()
 
-    def _prompt(self, what: str, ids: Ids, state: State | None, prefixes: PrefixCache | None) -> Reading:
-        """A prompt that can be read, from a state that fits."""
+    def _prompt(self, what: str, ids: Ids, state: State | None, prefixes: PrefixCache | None, more: int = 0) -> Reading:
+        """A prompt that can be read, from a state that fits, and go on for so many tokens more."""
         checked = checked_ids(ids, self.model.vocab_size, what)
         if state is None:
             if not len(checked):
@@ -206,7 +205,7 @@ class Engine:
             raise GSAError(f"{what}: state must be a gsa.State, got {type(state).__name__}")
         else:
             with raised_by(what):
-                state.check(self.model)
+                state.check(self.model, len(checked) + more)
         return Reading(self._runner, checked, state, prefixes)
 
     def _request(self, what: str, ids: Ids, sampling: Sampling, state: State | None, keep_state: bool) -> Request:
@@ -216,7 +215,7 @@ class Engine:
         for token in sampling.stop:
             if token >= vocab_size:
                 raise GSAError(f"{what}: stop has the id {token}, the vocabulary ends with {vocab_size - 1}")
-        reading = self._prompt(what, ids, state, self.prefixes)
+        reading = self._prompt(what, ids, state, self.prefixes, sampling.max_tokens)
         generation = Generation(self._scheduler, next(self._ids), len(reading.ids), sampling)
         return Request(generation, reading, Sampler(sampling, reading.ids, vocab_size), keep_state)
 

@@ -73,6 +73,8 @@ class Generation:
         """None while it goes on, then "length", "stop", "cancelled" or "error"."""
         self.error: str | None = None
         """What went wrong."""
+        self.error_type: type[GSAError] = GSAError
+        """What is raised for it: OutOfMemory, say."""
         self.kept: State | None = None
         """The state at the end, if it was to be kept."""
         self.abandoned = False
@@ -117,7 +119,7 @@ class Generation:
     def completion(self) -> Completion:
         """What came of it; raises if it is not done, or if that was an error."""
         if self.reason is None or self.error is not None:
-            raise GSAError(self.error or f"request {self.id}: it is not done")
+            raise self.error_type(self.error or f"request {self.id}: it is not done")
         return Completion(
             self.tokens, self.reason, self.logprobs, self.top, self.prompt_tokens, self.cached_tokens, self.kept
         )

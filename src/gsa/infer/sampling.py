@@ -19,6 +19,10 @@ from gsa.sampling import Sampling
 HEAD = 256
 """Tokens, of the likeliest, among which the limit of top-p is looked for first."""
 
+COMPUTED = (ArithmeticError, AssertionError, LookupError, MemoryError, RuntimeError, TypeError, ValueError)
+"""What a computation raises that fails. Others, as the TimeoutError of a signal handler, come from outside: they belong
+to whoever called, and to no request."""
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -65,19 +69,23 @@ class Sampler:
         return scores
 
 
-def choose(logits: Tensor, samplers: Sequence[Sampler]) -> list[Choice | None]:
-    """The next token of N requests by the scores [N, V]; None where scores are not finite."""
+def choose(logits: Tensor, samplers: Sequence[Sampler]) -> list[Choice | Exception | None]:
+    """The next token of N requests by the scores [N, V]; None where scores are not finite, and where a sampler fails,
+    its error."""
     logits = logits.cpu()
     # A sum is much faster than looking at each, and is finite if and only if they are (short of overflow).
     finite = logits.sum(1).isfinite().tolist()
     likeliest = logits.max(1).indices.tolist() if any(sampler.plain for sampler in samplers) else []
-    choices: list[Choice | None] = []
+    choices: list[Choice | Exception | None] = []
     for row, sampler in enumerate(samplers):
         if not finite[row]:
             choices.append(None)
             continue
-        token = likeliest[row] if sampler.plain else sampler.choose(logits[row])
-        choices.append(_described(token, logits[row], sampler.settings.logprobs))
+        try:
+            token = likeliest[row] if sampler.plain else sampler.choose(logits[row])
+            choices.append(_described(token, logits[row], sampler.settings.logprobs))
+        except COMPUTED as error:
+            choices.append(error)
     return choices
 
 

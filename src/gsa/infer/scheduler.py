@@ -7,9 +7,10 @@ prompt is read. Shape letters: V vocabulary, N requests.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import RLock
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -17,10 +18,11 @@ from torch import Tensor
 from gsa.errors import GSAError, memory_errors
 from gsa.infer.requests import Generation, Request, Token
 from gsa.infer.runner import MAX_READ, Runner
-from gsa.infer.sampling import choose
+from gsa.infer.sampling import COMPUTED, choose
 from gsa.infer.state import State
 
 NOT_FINITE = "the model's scores are not finite"
+Result = TypeVar("Result")
 
 
 def is_finite(state: State) -> bool:
@@ -29,105 +31,129 @@ def is_finite(state: State) -> bool:
 
 
 class Scheduler:
-    """Gives the places to requests in the order in which they come."""
+    """Gives the places to requests in the order in which they come.
+
+    An interruption may come between any two lines, and a signal handler or the garbage collector may cancel there. So
+    what changes requests or places goes through `_change`, one at a time; what is to happen meanwhile is noted in a
+    single operation, and done at its end; and what was cut off there is finished by the next one.
+    """
 
     def __init__(self, runner: Runner):
         self._runner = runner
         self._lock = RLock()  # several threads may ask one engine
-        self._waiting: deque[Request] = deque()
+        self._waiting: deque[Request] = deque()  # it only grows at the end and shrinks at the front
         self._running: dict[int, Request] = {}  # by place
         self._reading: deque[Request] = deque()  # those of the running whose prompt is not read yet, the next one first
-        self._changing = False  # whether this thread, which has the lock, is in the middle of a step or the like
-        self._cancelled: list[Generation] = []  # to be ended as soon as that is over
+        self._changing = False  # whether a change is under way, or was cut off before all was in order again
+        self._broken: str | None = None  # why the states of those that run are not to be trusted
+        self._cancelled: deque[Generation] = deque()  # to be ended at the end of a change
 
     @property
     def busy(self) -> bool:
         """Whether a request waits or runs for which somebody waits."""
         with self._lock:
-            return any(not request.generation.abandoned for request in (*self._running.values(), *self._waiting))
+            requests = (*self._running.values(), *self._waiting)
+        return any(not request.done and not request.generation.abandoned for request in requests)
 
     def add(self, *requests: Request) -> None:
         """Lets requests wait for places."""
-        with self._lock:
-            self._waiting.extend(requests)
+        self._waiting.extend(requests)
 
     def step(self) -> list[Token]:
         """The tokens of one round."""
-        with self._guarded("step"):
-            self._admit()
-            self._read_prompts()
-            return self._decode()
+        return self._change("step", self._step)
 
-    def cancel(self, generation: Generation) -> None:
-        """Ends a generation, if it is not done; inside a step (from an `until`, or the garbage collector), at its end.
+    def cancel(self, *generations: Generation) -> None:
+        """Ends generations that are not done; inside a step (from an `until`, a signal handler, or the garbage
+        collector), at its end.
 
         A step is not done with its requests before: one that is cancelled there might end twice.
         """
-        with self._lock:
-            if generation.done:
-                return
-            self._cancelled.append(generation)
-            if not self._changing:
-                with self._guarded("cancel"):
-                    pass  # it ends them
+        self._cancelled.extend([generation for generation in generations if not generation.done])
+        if self._cancelled and not (self._changing and self._inside()):
+            self._change("cancel", lambda: None)  # whose end ends them
 
     def state_of(self, generation: Generation) -> State:
         """The state of a generation that goes on, or was to be kept."""
-        with self._lock:
-            if generation.kept is not None:
-                return generation.kept
-            if generation.done:
-                raise GSAError(f"request {generation.id}: it is done, and its state was not kept (keep_state)")
-            request = self._found(generation)
-            if request is None or not request.begun:
-                raise GSAError(f"request {generation.id}: its prompt is not read yet, so it has no state")
-            with self._guarded(f"request {generation.id}: state"):
-                state = self._snapshot(request)
+        what = f"request {generation.id}"
+        if generation.kept is not None:
+            return generation.kept
+        state = None if generation.done else self._change(f"{what}: state", lambda: self._state(generation))
+        if generation.error is not None:
+            raise generation.error_type(generation.error)
+        if generation.done:
+            raise GSAError(f"{what}: it is done, and its state was not kept (keep_state)")
+        if state is None:
+            raise GSAError(f"{what}: its prompt is not read yet, so it has no state")
         if not is_finite(state):
-            raise GSAError(f"request {generation.id}: {NOT_FINITE}")
+            raise GSAError(f"{what}: {NOT_FINITE}")
         return state
 
-    @contextmanager
-    def _guarded(self, what: str) -> Iterator[None]:
-        """Around all that changes places: whatever is raised, no place stays with a state that is half made."""
+    def _inside(self) -> bool:
+        """Whether this thread has the lock."""
+        return self._lock._is_owned()  # type: ignore[attr-defined]
+
+    def _change(self, what: str, work: Callable[[], Result]) -> Result:
+        """Does what changes requests or places: whatever is raised, no place stays with a state that is half made."""
+        inside = self._inside()
         with self._lock, torch.inference_mode():
             if self._changing:
-                raise GSAError(f"{what}: not inside a step; `until` can cancel requests, and no more than that")
-            self._tidy()  # again, if that was interrupted
+                if inside:
+                    raise GSAError(f"{what}: not inside a step; `until` can cancel requests, and no more than that")
+                self._settle()  # the change before was interrupted while it did this
             try:
-                self._changing = True
+                self._changing, self._broken = True, "the engine was interrupted"
                 with memory_errors("engine"):
-                    yield
-                    self._end_cancelled()
+                    result = work()
+                self._broken = None
+                return result
             except BaseException as error:
-                for request in self._running.values():
-                    self._fail(request, f"the engine was interrupted by {type(error).__name__}: {error}")
+                self._broken = f"the engine was interrupted by {type(error).__name__}: {error}"
                 raise
             finally:
-                self._changing = False
-                self._tidy()
+                self._settle()
+
+    def _settle(self) -> None:
+        """Puts all in order at the end of a change. It can be cut off anywhere and done again."""
+        while self._changing:
+            if self._broken is not None:
+                for request in self._running.values():
+                    self._fail(request, self._broken)
+            self._broken = "the engine was interrupted"  # a state that is being kept may be half made
+            self._end_cancelled()
+            self._broken = None
+            self._tidy()
+            self._changing = False
+            self._changing = bool(self._cancelled)  # by something that came after their turn
 
     def _end_cancelled(self) -> None:
         while self._cancelled:
-            generation = self._cancelled.pop()
+            generation = self._cancelled[0]
             request = self._found(generation)
             if request is not None:
                 self._end(request, "cancelled")
             elif not generation.done:
                 generation.reason = "cancelled"
-                self._waiting = deque(request for request in self._waiting if not request.done)
+            self._cancelled.popleft()  # last, so that an interruption loses none
 
     def _tidy(self) -> None:
         """Ends requests that were abandoned, and wipes the places of those that are done."""
         for request in (*self._running.values(), *self._waiting):
             if request.generation.abandoned and not request.done:
                 request.generation.reason = "cancelled"
-        self._waiting = deque(request for request in self._waiting if not request.done)
+        while self._waiting and self._waiting[0].done:
+            self._waiting.popleft()
         self._reading = deque(request for request in self._reading if not request.done)
-        for place, request in [*self._running.items()]:
+        for place, request in self._running.items():
             if request.done:
                 self._runner.clear(place)
-                del self._running[place]
+        self._running = {place: request for place, request in self._running.items() if not request.done}
+
+    def _step(self) -> list[Token]:
+        self._tidy()  # of those that were abandoned since
+        self._admit()
+        self._read_prompts()
+        return self._decode()
 
     def _admit(self) -> None:
         """Gives places to requests that wait."""
@@ -147,10 +173,12 @@ class Scheduler:
             reading = request.reading
             if spent and spent + len(reading.piece) > MAX_READ:
                 return
-            if not reading.done:
-                spent += reading.advance()
-            if reading.done:
-                self._begin(request)
+            with self._own(request):
+                if not reading.done:
+                    spent += reading.advance()
+                if reading.done:
+                    self._begin(request)
+            if reading.done or request.done:
                 self._reading.popleft()
             else:
                 self._reading.rotate(-1)
@@ -190,6 +218,9 @@ class Scheduler:
             request.unread = request.logits = None
             if choice is None:
                 self._fail(request, NOT_FINITE)
+            elif isinstance(choice, Exception):
+                with self._own(request):
+                    raise choice
             elif choice.id in settings.stop:
                 request.logits = scores.clone()  # the next step may use their memory again
                 ended.append((request, "stop"))
@@ -215,18 +246,38 @@ class Scheduler:
             return False
 
     def _end(self, request: Request, reason: str) -> None:
-        if request.keep_state and request.begun:
-            state = self._snapshot(request)
-            if not is_finite(state):
-                self._fail(request, NOT_FINITE)
-                return
-            request.generation.kept = state
-        request.generation.reason = reason
+        with self._own(request):
+            if request.keep_state and request.begun:
+                state = self._snapshot(request)
+                if not is_finite(state):
+                    raise GSAError(NOT_FINITE)
+                request.generation.kept = state
+            request.generation.reason = reason
+
+    @contextmanager
+    def _own(self, request: Request) -> Iterator[None]:
+        """Around what is computed for one request: if it fails, that one ends with the error, and no other does."""
+        try:
+            with memory_errors("engine"):
+                yield
+        except GSAError as error:
+            request.generation.error_type = type(error)
+            self._fail(request, str(error))
+        except COMPUTED as error:
+            self._fail(request, f"{type(error).__name__}: {error}")
 
     def _fail(self, request: Request, message: str) -> None:
         if not request.done:
             request.generation.error = f"request {request.generation.id}: {message}"
             request.generation.reason = "error"
+
+    def _state(self, generation: Generation) -> State | None:
+        """The state of a generation that runs, if its prompt is read."""
+        request = self._found(generation)
+        if request is not None and request.begun:
+            with self._own(request):
+                return self._snapshot(request)
+        return None
 
     def _snapshot(self, request: Request) -> State:
         """The state of a request after all of its tokens, the last of which may have to be read first."""

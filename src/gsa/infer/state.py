@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import reprlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from gsa.errors import GSAError, raised_by
 from gsa.infer.model import Model
-from gsa.infer.state_file import FIELDS, Kind, check_kinds, kind_of, read_state, write_state
+from gsa.infer.state_file import FIELDS, MAX_TOKENS, Kind, check_kinds, kind_of, read_state, write_state
 from gsa.models.state import ModelState
 
 if TYPE_CHECKING:
@@ -37,12 +38,18 @@ class State:
     """Format of the weights that read them; the model can go on with others."""
 
     def __post_init__(self) -> None:
+        for name, kind in (("model", ModelState), ("logits", Tensor)):
+            if not isinstance(getattr(self, name), kind):
+                got = type(getattr(self, name)).__name__
+                raise GSAError(f"State: {name} must be a {kind.__name__}, got {got}")
         if type(self.tokens) is not int:
             raise GSAError(f"State: tokens must be a whole number, got {self.tokens!r}")
+        if self.tokens > MAX_TOKENS:
+            raise GSAError(f"State: tokens must be at most {MAX_TOKENS}, got {_short(self.tokens)}")
         for name, pattern in FIELDS.items():
             value = getattr(self, name)
             if re.fullmatch(pattern, str(value)) is None:
-                raise GSAError(f"State: {name} cannot be {value!r}")
+                raise GSAError(f"State: {name} cannot be {_short(value)}")
 
     def __repr__(self) -> str:
         return f"State({self.tokens} tokens, {self.nbytes} bytes, model {self.fingerprint[:12]})"
@@ -63,12 +70,23 @@ class State:
         with torch.inference_mode(False):  # else the copy would fail where gradients are recorded
             return GSACache(self.model.clone(), self.tokens)
 
-    def check(self, model: Model) -> None:
-        """Raises unless this is a state of this model."""
+    def check(self, model: Model, more: int = 0) -> None:
+        """Raises unless this is a state of this model, from which a sequence can go on for so many tokens more."""
         with raised_by("State"):
             _check_fingerprint(self.fingerprint, model)
-            found = {name: kind_of(x) for name, x in self._tensors().items()}
-            check_kinds(found, _kinds(model, self.tokens))
+            tensors = self._tensors()
+            check_kinds({name: kind_of(x) for name, x in tensors.items()}, _kinds(model, self.tokens))
+            for name, x in tensors.items():
+                if x.layout != torch.strided or x.device != model.device:
+                    raise GSAError(
+                        f"tensor {name} is {x.layout} on {x.device}, the model's are dense on {model.device}"
+                    )
+                _check_counter(name, x, self.tokens)
+            if more > MAX_TOKENS - self.tokens:
+                raise GSAError(
+                    f"it has read {self.tokens:,} tokens, and {more:,} more would be beyond the {MAX_TOKENS:,} that a "
+                    "sequence can have"
+                )
 
     def save(self, path: str | Path) -> None:
         """Writes the state to a file: safetensors, of which the same state always makes the same bytes."""
@@ -129,5 +147,17 @@ def _check_values(tensors: dict[str, Tensor], tokens: int) -> None:
             odd = x[~x.isfinite()]
             if odd.numel():
                 raise GSAError(f"tensor {name} holds {float(odd[0])}, expected finite numbers")
-        elif bool((x != tokens).any()):
-            raise GSAError(f"tensor {name} counts {x.tolist()} tokens, the state {tokens}")
+        _check_counter(name, x, tokens)
+
+
+def _check_counter(name: str, x: Tensor, tokens: int) -> None:
+    """Raises if a tensor counts tokens, as those of whole numbers do, and not so many."""
+    if not x.is_floating_point() and bool((x != tokens).any()):
+        raise GSAError(f"tensor {name} counts {x.tolist()} tokens, the state {tokens}")
+
+
+def _short(value: object) -> str:
+    """A value for an error, however long it is."""
+    if isinstance(value, int) and abs(value) > 10**30:
+        return f"a number of {value.bit_length()} bits"
+    return reprlib.repr(value)

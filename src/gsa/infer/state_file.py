@@ -28,8 +28,10 @@ BLOCK = 2**20
 """Bytes that are read at once where no tensor is needed."""
 DTYPES = {torch.float32: "F32", torch.int64: "I64"}
 DIGEST = "[0-9a-f]{64}"
+MAX_TOKENS = 10**12 - 1
+"""Tokens of a sequence at most: years of reading. Angles in fp64, and all else made of a count, are exact so far."""
 FIELDS = {
-    "tokens": "[1-9][0-9]{0,17}",
+    "tokens": "[1-9][0-9]{0,11}",
     "digest": DIGEST,
     "fingerprint": DIGEST,
     "weights": "|".join(FORMATS),

@@ -169,7 +169,7 @@ class Writing(Iterator[Piece]):
         """The rest of the text, and why there is no more."""
         self.reason = self.generation.reason
         if self.generation.error is not None:
-            raise GSAError(self.generation.error)
+            raise self.generation.error_type(self.generation.error)
         if self._found:
             return Piece(reason=self.reason)
         rest, found = self._stops.add(self._text.end())

@@ -1,0 +1,54 @@
+"""Helpers: what happens to them is told, and happens to nobody else."""
+
+from __future__ import annotations
+
+import os
+import signal
+from multiprocessing.connection import Connection
+from typing import Any
+
+import pytest
+
+from gsa.helper import Helper, HelperEnded
+
+
+def serve(connection: Connection[Any, Any]) -> None:
+    """Does as it is told."""
+    while True:
+        message = connection.recv_bytes()
+        if message == b"loop":
+            while True:
+                pass
+        elif message == b"memory":
+            connection.send_bytes(bytes(2**33)[:1])
+        elif message.isdigit():
+            os.kill(os.getpid(), int(message))
+        connection.send_bytes(message)
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (b"loop", "it took more than 0.5 seconds"),
+        (b"memory", "it ended with exit code 1"),
+        (b"9", "it was killed, perhaps for want of memory"),
+        (b"6", "SIGABRT ended it, perhaps for want of memory"),
+        (b"11", "signal 11 ended it"),
+    ],
+)
+def test_a_helper_that_ends_or_does_not_is_told_of(message: bytes, reason: str) -> None:
+    helper = Helper("tests.test_helper:serve", memory=2**30)
+    assert helper.ask(b"hello", 60) == b"hello"
+    with pytest.raises(HelperEnded, match=f"^{reason}$"):
+        helper.ask(message, 0.5 if message == b"loop" else 60)
+    assert helper.process.poll() is not None
+    with pytest.raises(HelperEnded):
+        helper.ask(b"again", 60)
+
+
+def test_a_helper_ends_with_who_asked_for_it() -> None:
+    helper = Helper("tests.test_helper:serve")
+    assert helper.ask(b"hello", 60) == b"hello"
+    process = helper.process
+    del helper
+    assert process.poll() == -signal.SIGKILL

@@ -35,15 +35,15 @@ class Helper:
     def __init__(self, function: str, *, memory: int = 0, environment: Mapping[str, str] | None = None) -> None:
         self.connection, theirs = Pipe()
         command = [sys.executable, "-c", _START, str(theirs.fileno()), function, str(memory), *sys.path]
+        # With a limit, crashes are to be expected: a sentence tells them, not what they print.
+        errors = subprocess.DEVNULL if memory else None
         with theirs:
             self.process = subprocess.Popen(
                 command,
                 pass_fds=[theirs.fileno()],
                 env={**os.environ, **(environment or {})},
                 start_new_session=True,
-                stderr=subprocess.DEVNULL
-                if memory
-                else None,  # what a crash prints there is told in a sentence instead
+                stderr=errors,
             )
         self.end = finalize(self, _end, self.process, self.connection)
         """Ends it."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from gsa.ops.calls import BoundedMemoryCall, LinearCall, SlotCall
-from gsa.ops.checks import Checker, one_dtype
+from gsa.ops.checks import Checker
 from gsa.ops.registry import find
 from gsa.ops.state import BoundedMemoryState, SlotState, compute_dtype
 
@@ -55,7 +55,7 @@ def gated_linear_attention(
     """
     checker = Checker("gated_linear_attention")
     checker.flags(output_final_state=output_final_state, recompute=recompute)
-    q, k, v = one_dtype(q, k, v)
+    q, k, v = checker.one_dtype(q, k, v)
     checker.qkv(q, k, v)
     H, K, V = k.shape[2], k.shape[3], v.shape[3]
     if gk is not None:
@@ -110,7 +110,7 @@ def gated_slot_attention(
     """
     checker = Checker("gated_slot_attention")
     checker.flags(output_final_state=output_final_state, recompute=recompute)
-    q, k, v = one_dtype(q, k, v)
+    q, k, v = checker.one_dtype(q, k, v)
     checker.qkv(q, k, v)
     checker.readout(readout)
     H, K, V = k.shape[2], k.shape[3], v.shape[3]
@@ -167,7 +167,7 @@ def attention_with_bounded_memory(
     """
     checker = Checker("attention_with_bounded_memory")
     checker.flags(normalise=normalise, output_final_state=output_final_state, recompute=recompute)
-    q, k, v = one_dtype(q, k, v)
+    q, k, v = checker.one_dtype(q, k, v)
     checker.qkv(q, k, v)
     H, K, V = k.shape[2], k.shape[3], v.shape[3]
     checker.gate("w", w, q, H, None)

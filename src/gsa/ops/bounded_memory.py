@@ -18,6 +18,7 @@ from torch import Tensor
 from gsa.errors import raised_by
 from gsa.ops.calls import GATED_SLOT_ATTENTION, BoundedMemoryCall, Kernels, SlotCall, Tensors, sums_dtype
 from gsa.ops.gates import refuse_logits
+from gsa.ops.memory import require_memory
 from gsa.ops.operators import Operator
 from gsa.ops.sequences import sequence_bounds, sequence_count
 from gsa.ops.state import compute_dtype
@@ -106,6 +107,7 @@ def _write_gates_backward(
     check: bool,
 ) -> tuple[Tensor, Tensor]:
     with raised_by(_OPERATION):
+        require_memory({"w": w, "initial_state.log_z": log_z, "cu_seqlens": cu_seqlens})
         bounds = sequence_bounds(w.shape[0], w.shape[1], cu_seqlens)
         dw = torch.zeros_like(w)
         dlog_z = torch.zeros((len(bounds), *w.shape[2:]), dtype=compute_dtype(w.dtype), device=w.device)

@@ -7,8 +7,10 @@ import sys
 import torch
 from torch import Tensor
 
-from gsa.errors import GSAError
+from gsa.errors import GSAError, raised_by
+from gsa.ops.memory import lack_of_memory, require_writable
 from gsa.ops.readout import READOUTS
+from gsa.ops.transforms import recorded
 
 _INTEGERS = (torch.int32, torch.int64)
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -18,7 +20,7 @@ class Checker:
     """The checks of one operation; `op` leads every message."""
 
     def __init__(self, op: str):
-        self.op = op
+        self.op, self._recorded = op, recorded()
 
     def fail(self, message: str) -> GSAError:
         return GSAError(f"{self.op}: {message}")
@@ -37,7 +39,20 @@ class Checker:
             raise self.fail(f"{name} must be dense, got {x.layout}")
         if like is not None and x.device != like.device:
             raise self.fail(f"{name} is on {x.device}, q is on {like.device}")
+        self.memory(name, x)
         return x
+
+    def memory(self, name: str, x: Tensor) -> None:
+        """Refuses a tensor whose numbers are gone, which torch would read all the same."""
+        lack = None if self._recorded else lack_of_memory(x)
+        if lack is not None:
+            raise self.fail(f"{name} {lack}")
+
+    def writable(self, name: str, x: Tensor) -> None:
+        """Refuses a tensor that cannot be updated in place."""
+        if not self._recorded:
+            with raised_by(self.op):
+                require_writable(name, x)
 
     def same(self, what: str, a: str, x: int, b: str, y: int) -> None:
         if x != y:
@@ -114,7 +129,12 @@ class Checker:
         """The number of sequences N. The values of cu_seqlens are checked where they are read, by the engine."""
         if cu_seqlens is None:
             return q.shape[0]
-        if not isinstance(cu_seqlens, Tensor) or cu_seqlens.dim() != 1 or cu_seqlens.dtype not in _INTEGERS:
+        if (
+            not isinstance(cu_seqlens, Tensor)
+            or cu_seqlens.layout != torch.strided
+            or cu_seqlens.dim() != 1
+            or cu_seqlens.dtype not in _INTEGERS
+        ):
             got = (
                 f"{cu_seqlens.dtype} {list(cu_seqlens.shape)}"
                 if isinstance(cu_seqlens, Tensor)
@@ -123,22 +143,24 @@ class Checker:
             raise self.fail(f"cu_seqlens must be an int32 or int64 tensor [N+1], got {got}")
         if cu_seqlens.device.type != "cpu" and cu_seqlens.device != q.device:
             raise self.fail(f"cu_seqlens is on {cu_seqlens.device}, expected {q.device} or the CPU")
+        self.memory("cu_seqlens", cu_seqlens)
         if cu_seqlens.shape[0] == 0:
             raise self.fail("cu_seqlens is empty, expected N+1 entries beginning with 0")
         if q.shape[0] != 1:
             raise self.fail(f"cu_seqlens packs sequences into a batch of 1, but q has {q.shape[0]} rows")
         return cu_seqlens.shape[0] - 1
 
-
-def one_dtype(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k, v unchanged, but for autocast, which may leave them in different dtypes: then the widest of theirs."""
-    tensors = (q, k, v)
-    if (
-        not all(isinstance(x, Tensor) and x.is_floating_point() for x in tensors)
-        or len({x.dtype for x in tensors}) == 1
-    ):
-        return tensors
-    if not torch.is_autocast_enabled(q.device.type):
-        return tensors
-    dtype = torch.promote_types(torch.promote_types(q.dtype, k.dtype), v.dtype)
-    return q.to(dtype), k.to(dtype), v.to(dtype)
+    def one_dtype(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k, v unchanged, but for autocast, which may leave them in different dtypes: then the widest of theirs."""
+        tensors = (q, k, v)
+        if (
+            not all(isinstance(x, Tensor) and x.is_floating_point() for x in tensors)
+            or len({x.dtype for x in tensors}) == 1
+        ):
+            return tensors
+        if not torch.is_autocast_enabled(q.device.type):
+            return tensors
+        for name, x in zip("qkv", tensors, strict=True):
+            self.memory(name, x)
+        dtype = torch.promote_types(torch.promote_types(q.dtype, k.dtype), v.dtype)
+        return q.to(dtype), k.to(dtype), v.to(dtype)

@@ -22,7 +22,7 @@ from gsa.ops.memory import require_memory
 from gsa.ops.operators import Operator
 from gsa.ops.sequences import sequence_bounds, sequence_count
 from gsa.ops.state import compute_dtype
-from gsa.ops.transforms import Derivative
+from gsa.ops.transforms import Derivative, recorded
 
 _OPERATION = "attention_with_bounded_memory"
 _THROUGH_SLOTS = replace(GATED_SLOT_ATTENTION, name=_OPERATION, short="abc")
@@ -42,6 +42,9 @@ class ThroughSlots:
         """Outputs [B, T, HQ, V], final memories [N, H, K, M] and [N, H, M, V], final log z [N, H, M]."""
         self.slots.derivative.refuse_forward_mode()
         dtype = sums_dtype(call)
+        if not recorded():
+            with raised_by(_OPERATION):
+                require_memory({"w": call.w, "initial_state.log_z": call.initial_log_z})
         w = call.w.double() if dtype == torch.float64 else call.w
         phi, forget, log_z = _derivative.forward(w, call.initial_log_z, call.cu_seqlens, call.check)
         slots = SlotCall(

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from gsa.errors import GSAError, raised_by
-from gsa.ops.memory import lack_of_memory, require_writable
+from gsa.ops.memory import require_memory
 from gsa.ops.readout import READOUTS
+from gsa.ops.state import compute_dtype
 from gsa.ops.transforms import recorded
 
 _INTEGERS = (torch.int32, torch.int64)
@@ -20,7 +21,7 @@ class Checker:
     """The checks of one operation; `op` leads every message."""
 
     def __init__(self, op: str):
-        self.op, self._recorded = op, recorded()
+        self.op = op
 
     def fail(self, message: str) -> GSAError:
         return GSAError(f"{self.op}: {message}")
@@ -39,20 +40,16 @@ class Checker:
             raise self.fail(f"{name} must be dense, got {x.layout}")
         if like is not None and x.device != like.device:
             raise self.fail(f"{name} is on {x.device}, q is on {like.device}")
-        self.memory(name, x)
         return x
 
-    def memory(self, name: str, x: Tensor) -> None:
-        """Refuses a tensor whose numbers are gone, which torch would read all the same."""
-        lack = None if self._recorded else lack_of_memory(x)
-        if lack is not None:
-            raise self.fail(f"{name} {lack}")
-
-    def writable(self, name: str, x: Tensor) -> None:
-        """Refuses a tensor that cannot be updated in place."""
-        if not self._recorded:
+    def converted(self, name: str, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """x in another dtype. torch would also read what is not there; engines look for themselves."""
+        if x.dtype == dtype:
+            return x
+        if not recorded():
             with raised_by(self.op):
-                require_writable(name, x)
+                require_memory({name: x})
+        return x.to(dtype)
 
     def same(self, what: str, a: str, x: int, b: str, y: int) -> None:
         if x != y:
@@ -94,10 +91,12 @@ class Checker:
             allowed = " or ".join(key if key.isdigit() else f"{key} = {value}" for key, value in widths.items())
             raise self.fail(f"{name} has width {g.shape[-1]}, expected {allowed}")
 
-    def state(self, name: str, x: object, shape: tuple[int, ...], letters: str, like: Tensor) -> None:
+    def state(self, name: str, x: object, shape: tuple[int, ...], letters: str, like: Tensor) -> Tensor:
+        """x as a state of this shape, for inputs like q, in the dtype that sums are carried in."""
         state = self.tensor(name, x, letters, like)
         if tuple(state.shape) != shape:
             raise self.fail(f"{name} must have the shape [{letters}] = {list(shape)}, got {list(state.shape)}")
+        return self.converted(name, state, compute_dtype(like.dtype))
 
     def scale(self, scale: float | None, K: int) -> float:
         """The scale as a number; None is 1/sqrt(K)."""
@@ -143,7 +142,9 @@ class Checker:
             raise self.fail(f"cu_seqlens must be an int32 or int64 tensor [N+1], got {got}")
         if cu_seqlens.device.type != "cpu" and cu_seqlens.device != q.device:
             raise self.fail(f"cu_seqlens is on {cu_seqlens.device}, expected {q.device} or the CPU")
-        self.memory("cu_seqlens", cu_seqlens)
+        if not recorded():
+            with raised_by(self.op):
+                require_memory({"cu_seqlens": cu_seqlens})
         if cu_seqlens.shape[0] == 0:
             raise self.fail("cu_seqlens is empty, expected N+1 entries beginning with 0")
         if q.shape[0] != 1:
@@ -160,7 +161,5 @@ class Checker:
             return tensors
         if not torch.is_autocast_enabled(q.device.type):
             return tensors
-        for name, x in zip("qkv", tensors, strict=True):
-            self.memory(name, x)
         dtype = torch.promote_types(torch.promote_types(q.dtype, k.dtype), v.dtype)
-        return q.to(dtype), k.to(dtype), v.to(dtype)
+        return self.converted("q", q, dtype), self.converted("k", k, dtype), self.converted("v", v, dtype)

@@ -8,9 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gsa.errors import GSAError, raised_by
+from gsa.errors import GSAError
 from gsa.ops.calls import MatvecCall
-from gsa.ops.memory import readable, refuse_shared, require_memory, require_writable, same_place
+from gsa.ops.memory import readable, refuse_shared, same_place
 from gsa.ops.native.structs import MAX_COLUMNS
 from gsa.ops.portable_matvec import quantise_activations
 from gsa.ops.registry import find
@@ -48,12 +48,12 @@ def matvec(
     """
     count = _check_input(weight, x, activations, norm, swiglu)
     shape = (*x.shape[:-1], weight.N)
-    x = readable(x).contiguous()
+    x = readable("matvec: x", x)
     if norm is not None:
-        norm = (readable(norm[0]), norm[1])
+        norm = (readable("matvec: the weight of norm", norm[0]), norm[1])
     if residual is not None:
         _check_like("residual", residual, shape, x)
-        residual = readable(residual).contiguous()
+        residual = readable("matvec: residual", residual)
     if out is not None:
         _check_out(out, shape, x, weight, norm, residual)
     call = MatvecCall(weight, x, count, activations, norm, swiglu, residual, out)
@@ -83,8 +83,6 @@ def _check_input(
         raise GSAError(f"matvec: x is on {x.device}, the weight is on {weight.weight.device}")
     if x.requires_grad and torch.is_grad_enabled():
         raise GSAError("matvec: x requires a gradient, and there is none; use torch.no_grad() or x.detach()")
-    with raised_by("matvec"):
-        require_memory({"x": x})
     if activations != "fp32":
         _check_activations(weight, activations)
     if norm is not None:
@@ -115,8 +113,6 @@ def _check_like(name: str, tensor: Tensor, shape: tuple[int, ...], x: Tensor) ->
     if tensor.dtype != torch.float32 or tensor.shape != shape or tensor.device != x.device:
         got = f"{tensor.dtype} {list(tensor.shape)} on {tensor.device}"
         raise GSAError(f"matvec: {name} is {got}, expected torch.float32 {list(shape)} on {x.device}")
-    with raised_by("matvec"):
-        require_memory({name: tensor})
 
 
 def _check_out(
@@ -131,9 +127,12 @@ def _check_out(
     _check_like("out", out, shape, x)
     if not out.is_contiguous() or out.requires_grad:
         raise GSAError("matvec: out must be contiguous and require no gradient")
-    with raised_by("matvec"):
-        require_writable("out", out)
-        read = {"x": x, "the weight of norm": norm[0] if norm else None, **weight.parts()}
-        if residual is not None and not same_place(residual, out):  # all of which may be overwritten
-            read["residual"] = residual
+    read = {"x": x, "weight": weight.weight, "scale": weight.scale, "zero": weight.zero, "residual": residual}
+    if residual is not None and same_place(residual, out):  # all of which may be overwritten
+        del read["residual"]
+    if norm is not None:
+        read["the weight of norm"] = norm[0]
+    try:
         refuse_shared({"out": out}, read)
+    except GSAError as error:
+        raise GSAError(f"matvec: {error}") from None

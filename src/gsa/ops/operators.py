@@ -29,7 +29,8 @@ class Operator(Generic[Call]):
 
     def __init__(self, engine: str, kernels: Kernels[Call], operation: Operation[Call], *, direct: bool = False):
         """With `direct`, forward is called without torch's operator where nothing needs to see one, which is faster for
-        a few tokens. Autocast is not turned off then, so it is only for kernels that do not compute in torch."""
+        a few tokens. Autocast is not turned off then, and memory not looked for, so it is only for kernels that do not
+        compute in torch."""
         self.direct = direct
         self.kernels: Kernels[Call] = kernels
         self.operation: Operation[Call] = operation
@@ -78,6 +79,8 @@ class Operator(Generic[Call]):
         call = self.operation.record(*fields)
         # Whatever autocast says, sums are carried in full precision.
         with torch.autocast(call[0].device.type, enabled=False), raised_by(self.operation.name):
+            if not self.direct:
+                require_memory(call._asdict())
             results, saved = self.kernels.forward(call)
         return (*results, *saved)
 
@@ -91,7 +94,8 @@ class Operator(Generic[Call]):
     def _backward(self, *arguments: Any) -> Tensors:
         gradients, call, saved = self._split(arguments)
         with torch.autocast(call[0].device.type, enabled=False), raised_by(self.operation.name):
-            require_memory(dict(zip(self._backward_names, arguments, strict=True)))
+            if not self.direct:  # otherwise C++ is given nothing else
+                require_memory(dict(zip(self._backward_names, arguments, strict=True)))
             found = self.kernels.backward(call, saved, gradients)
         results = []
         for name, dx in zip(self.operation.differentiable, found, strict=True):

@@ -58,18 +58,16 @@ def gated_slot_attention_step(
     scale = checker.scale(scale, K)
     if not isinstance(state, tuple) or len(state) != 2:
         raise checker.fail(f"state must be a SlotState(k, v), got {type(state).__name__}")
-    memory_k, memory_v = state
-    checker.state("state.k", memory_k, (B, H, K, M), "B, H, K, M", q)
-    checker.state("state.v", memory_v, (B, H, M, V), "B, H, M, V", q)
+    memory_k = checker.state("state.k", state[0], (B, H, K, M), "B, H, K, M", q)
+    memory_v = checker.state("state.v", state[1], (B, H, M, V), "B, H, M, V", q)
 
     dtype, plain = compute_dtype(q.dtype), not (transformed() or in_forward_mode())
     if inplace:
         if not plain:
             raise checker.fail("inplace=True has no derivative and cannot be mapped (torch.func); inplace=False can")
-        for name, x in (("state.k", memory_k), ("state.v", memory_v)):
+        for name, x in (("state.k", state[0]), ("state.v", state[1])):
             if x.dtype != dtype:
                 raise checker.fail(f"{name} must be {dtype} to be updated in place, got {x.dtype}")
-            checker.writable(name, x)
     call = StepCall(q, k, v, g, s, memory_k, memory_v, scale, readout, checker.by_value(check, q))
     step = find("gated_slot_attention_step", "auto", q.device)  # which refuses a named engine that cannot run
     return (step if plain and _engine_can(call, inplace) else portable_step)(call, inplace=inplace)

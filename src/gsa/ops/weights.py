@@ -126,8 +126,12 @@ class PackedWeight:
 
     def matrix(self) -> Matrix:
         """For the native engine. Made anew when torch has moved a tensor to other memory, as share_memory_() does."""
-        with raised_by("PackedWeight"):
-            addresses = tuple(0 if x is None else address(name, x) for name, x in self.parts().items())
+        weight, scale, zero = self.weight, self.scale, self.zero
+        addresses = (
+            address("PackedWeight: weight", weight),
+            0 if scale is None else address("PackedWeight: scale", scale),
+            0 if zero is None else address("PackedWeight: zero", zero),
+        )
         found: Matrix | None = self.__dict__.get("_matrix")
         if found is None or found.addresses != addresses:
             found = self.__dict__["_matrix"] = Matrix(self, addresses)
@@ -173,7 +177,7 @@ def pack(weight: Tensor, format: str, group: int | None = COLUMNS) -> PackedWeig
         raise GSAError(f"pack: expected a dense weight with its numbers in memory, got {kind}")
     with raised_by("pack"):
         require_memory({"weight": weight})
-    weight = readable(weight.detach())
+    weight = readable("weight", weight.detach())
     N, K = weight.shape
     if format in DENSE:
         return PackedWeight(format, N, K, None, weight.to(DENSE[format]).contiguous())

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gsa.errors import GSAError
 from gsa.ops.calls import LinearCall, SlotCall
-from gsa.ops.memory import address, readable
+from gsa.ops.memory import address, located, readable
 from gsa.ops.native.library import check_memory
 from gsa.ops.native.structs import CHUNK, DTYPE_CODES, STATUS_CODES, GsaShape, GsaTensor, int32
 from gsa.ops.sequences import max_marks, sequence_bounds
@@ -36,15 +36,13 @@ class Arguments:
         for name, x in tensors.items():
             if x is None:
                 continue
-            x = readable(x)
-            begin = address(name, x)
-            if x.shape[-1] > 1 and x.stride(-1) != 1:
-                x = x.contiguous()
-                begin = address(name, x)
+            if x.stride(-1) != 1 and x.shape[-1] > 1:
+                x = readable(name, x)
+            x, begin = located(name, x)
+            strides = x.stride()
             if x.shape[-1] > MAX_FEATURES:
                 raise GSAError(f"{name} has heads of {x.shape[-1]}, the native engine takes at most {MAX_FEATURES}")
             self.alive.append(x)
-            strides = x.stride()
             time = strides[1] if x.dim() == 4 else 0
             setattr(
                 self.struct,
@@ -53,17 +51,21 @@ class Arguments:
             )
 
     def states(self, dtype: torch.dtype, **states: Tensor | None) -> None:
-        """Dense states of the dtype that sums are carried in."""
+        """Dense states of the dtype that sums are carried in, to be read."""
         for name, x in states.items():
             if x is None:
                 continue
-            x = readable(x)
-            begin = address(name, x)
             if x.dtype != dtype or not x.is_contiguous():
-                x = x.to(dtype).contiguous()
-                begin = address(name, x)
+                x = readable(name, x).to(dtype)
+            x, begin = located(name, x)
             self.alive.append(x)
             setattr(self.struct, name, begin)
+
+    def results(self, **states: Tensor) -> None:
+        """Dense states to be written, in the dtype that sums are carried in already."""
+        for name, x in states.items():
+            self.alive.append(x)
+            setattr(self.struct, name, address(name, x))
 
     def shape(
         self, q: Tensor, heads: int, cu_seqlens: Tensor | None, scale: float = 1.0, save: str = "nothing"

@@ -43,18 +43,18 @@ def matvec(call: MatvecCall) -> Tensor:
     y = x.new_empty((*x.shape[:-1], weight.N)) if out is None else out
     kind, norm_weight, epsilon = "swiglu" if swiglu else "plain", None, 0.0
     if norm is not None:
-        kind, norm_weight, epsilon = "rms_norm", address("norm", norm[0]), norm[1]
+        kind, norm_weight, epsilon = "rms_norm", address("matvec: the weight of norm", norm[0]), norm[1]
     matrix = weight.matrix()  # held until the call is over: another thread may replace the weight's own
     code = _functions()[0](
         matrix.address,
         INPUT_CODES[kind],
-        address("x", x),
+        address("matvec: x", x),
         norm_weight,
         epsilon,
         count,
         ACTIVATION_CODES[activations],
-        None if residual is None else address("residual", residual),
-        address("out", y),
+        None if residual is None else address("matvec: residual", residual),
+        address("matvec: out", y),
         torch.get_num_threads(),
     )
     check_memory(code, "matvec")
@@ -64,7 +64,7 @@ def matvec(call: MatvecCall) -> Tensor:
 def unpack(weight: PackedWeight, out: Tensor) -> None:
     """Fills out [N, K], fp32 and contiguous, with the weights."""
     matrix = weight.matrix()  # held until the call is over, as above
-    _functions()[2](matrix.address, address("out", out), torch.get_num_threads())
+    _functions()[2](matrix.address, address("unpack: out", out), torch.get_num_threads())
 
 
 class Reader:

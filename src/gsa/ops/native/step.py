@@ -42,7 +42,8 @@ def step(call: StepCall, *, inplace: bool) -> tuple[Tensor, SlotState]:
         )
     )
     arguments.tensors(q=call.q, k=call.k, v=call.v, g=call.g, s=call.s, o=o)
-    arguments.states(dtype, before_k=before.k, before_v=before.v, after_k=after.k, after_v=after.v)
+    arguments.states(dtype, before_k=before.k, before_v=before.v)
+    arguments.results(after_k=after.k, after_v=after.v)
     if not arguments.run(_compiled()):
         refuse_gates(g=call.g)
         raise GSAError("g must be log gates, at most 0 (-inf is a full reset), but some are above 0 or NaN")

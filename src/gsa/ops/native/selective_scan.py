@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gsa.ops.calls import Gradients, ScanCall, Shape, Tensors, sums_dtype
 from gsa.ops.gates import refuse_rates
+from gsa.ops.memory import require_memory
 from gsa.ops.native.arguments import Arguments
 from gsa.ops.native.library import declare
 from gsa.ops.native.results import empty, empty_like
@@ -56,6 +57,7 @@ def backward(call: ScanCall, saved: Tensors, gradients: Gradients) -> Gradients:
 def _arguments(call: ScanCall, **results: Tensor | None) -> Arguments:
     """The inputs and where results go: [B, T, width] as those of one head, and A [E, S] as a token of E heads."""
     tensors = {"u": call.u, "dt": call.dt, "A": call.A, "B": call.B, "C": call.C, **results}
+    require_memory(tensors)  # which views of them would ask for, too
     arguments = Arguments(GsaSelectiveScan())
     arguments.tensors(
         **{name: x[None, None] if x.dim() == 2 else x.unsqueeze(2) for name, x in tensors.items() if x is not None}

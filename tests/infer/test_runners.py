@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from gsa import LM
+from gsa.errors import GSAError
 from gsa.infer import Model
 from gsa.infer.compiled_runner import SHORT_READ, CompiledRunner, obstacle
+from gsa.infer.layers import InferenceLinear
 from gsa.infer.runners import make_runner
 from gsa.infer.torch_runner import TorchRunner
 from gsa.models.state import ModelState
@@ -140,6 +142,29 @@ def test_threads_change_nothing() -> None:
         results.append(stepped(CompiledRunner(loaded, 1), ids(5)))
         results.append(CompiledRunner(loaded, 1).read(ids(5), None)[0][None])
     assert all(torch.equal(result[-1], results[0][-1]) for result in results)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_weights_that_torch_moves_or_frees(format: str) -> None:
+    """share_memory_(), which sending a model to another process calls, puts them elsewhere; what was there is gone."""
+    loaded = Model.load(variant("gated output"), format)
+    here = CompiledRunner(loaded, 1)
+    begin = loaded.init_state()
+    before, text = stepped(here, ids(5)), here.read(ids(5), None)[0]
+    weights = [layer.packed_weight.weight for layer in loaded.lm.modules() if isinstance(layer, InferenceLinear)]
+    for x in (*weights, *loaded.lm.parameters()):
+        x.share_memory_()
+        x.data = x.data.clone()
+    here.put(0, begin)
+    assert torch.equal(stepped(here, ids(5)), before)
+    assert torch.equal(here.read(ids(5), None)[0], text)
+    for x in (weights[-1], loaded.lm.model.norm.weight):
+        x.untyped_storage().resize_(x.nbytes - 1)
+        with pytest.raises(GSAError, match=r"the model's .* needs .* bytes of memory"):
+            here.put(0, begin)
+        with pytest.raises(GSAError, match=r"the model's .* needs .* bytes of memory"):
+            here.read(ids(5), None)
+        x.untyped_storage().resize_(x.nbytes)
 
 
 def test_places_keep_to_themselves() -> None:

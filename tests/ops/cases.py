@@ -180,7 +180,7 @@ def linear_inputs(case: Case, gk: str | None, gv: str | None, dtype: torch.dtype
 def slot_results(case: Case, inputs: Tensors, backend: str, gradients: bool = True) -> Tensors:
     """Outputs, final states and all gradients (for random output gradients) of gated_slot_attention."""
     case = case.packed()
-    x = {name: t.detach().clone().requires_grad_(gradients) for name, t in inputs.items()}
+    x = {name: t.detach().requires_grad_(gradients) for name, t in inputs.items()}  # where and as they lie
     initial = SlotState(x["state_k"], x["state_v"]) if case.initial else None
     o, state = gated_slot_attention(
         x["q"],
@@ -203,7 +203,7 @@ def slot_results(case: Case, inputs: Tensors, backend: str, gradients: bool = Tr
 def linear_results(case: Case, inputs: Tensors, backend: str) -> Tensors:
     """The same of gated_linear_attention."""
     case = case.packed()
-    x = {name: t.detach().clone().requires_grad_() for name, t in inputs.items()}
+    x = {name: t.detach().requires_grad_() for name, t in inputs.items()}
     o, state = gated_linear_attention(
         x["q"],
         x["k"],
@@ -241,24 +241,28 @@ def with_gradients(outputs: Tensors, inputs: Tensors, gradients: bool) -> Tensor
     return results
 
 
-def relative_error(actual: Tensor, exact: Tensor) -> float:
-    """Relative RMS error; of an all-zero tensor, the largest entry."""
+def relative_error(actual: Tensor, exact: Tensor, size_of: Tensor | None = None) -> float:
+    """RMS error relative to the size of `exact`, or of another tensor; of an all-zero tensor, the error itself."""
     assert actual.shape == exact.shape
     if exact.numel() == 0:
         return 0.0
-    size = exact.double().norm().item()
+    size = (exact if size_of is None else size_of).double().norm().item()
     difference = (actual.double() - exact.double()).norm().item()
     return difference / size if size > 0 else difference
 
 
-def assert_close(actual: Tensors, exact: Tensors, dtype: torch.dtype) -> None:
-    """Every result within the tolerance of its dtype; NaN and inf nowhere that `exact` has none."""
+def assert_close(actual: Tensors, exact: Tensors, dtype: torch.dtype, sizes: Tensors | None = None) -> None:
+    """Every result within the tolerance of its dtype; NaN and inf nowhere that `exact` has none.
+
+    Errors are relative to `sizes`, by default the results themselves. Of small tensors those may be small by chance, as
+    differences of large numbers are; what holds for every seed is relative to the sums of absolute values.
+    """
     assert actual.keys() == exact.keys()
     outputs, gradients = TOLERANCE[dtype]
     for name, value in exact.items():
         assert actual[name].isfinite().all() or not value.isfinite().all(), f"{name} is not finite"
         limit = gradients if name.startswith("d") else outputs
-        error = relative_error(actual[name], value)
+        error = relative_error(actual[name], value, None if sizes is None else sizes[name])
         assert error <= limit, f"{name}: relative error {error:.2e}, limit {limit:.0e}"
 
 

@@ -169,7 +169,8 @@ def test_step() -> None:
         gated_slot_attention_step(**x, state=SlotState(state.k, state.k))
     wide = SlotState(state.k[:1].expand(B, H, K, M), state.v)
     with pytest.raises(
-        GSAError, match=r"state\.k is expanded and cannot be updated in place; pass state\.k\.clone\(\)"
+        GSAError,
+        match=r"state\.k is a view that cannot be written to, .*; pass state\.k\.clone\(\)",
     ):
         gated_slot_attention_step(**x, state=wide, inplace=True)
     with pytest.raises(GSAError, match="gated_slot_attention_step: inplace must be True or False, got 'no'"):

@@ -18,6 +18,7 @@ from gsa.mixers.gsa import GatedSlotAttention
 from gsa.models.backbone import Block
 from gsa.models.state import ModelState
 from gsa.ops.linear import MAX_COLUMNS
+from gsa.ops.memory import address
 from gsa.ops.native import decode, library
 from gsa.ops.native.structs import GsaBlock
 from gsa.ops.weights import DENSE, PackedWeight
@@ -63,10 +64,11 @@ class CompiledRunner(Runner):
         super().__init__(model, batch_size)
         with torch.inference_mode(False):  # tensors made in inference mode could not be written to outside of it
             self._states = model.lm.init_state(batch_size)
-        self._blocks = [_described(block) for block in model.lm.model.layers]
-        self._decoder = self._decoder_of(self._states)
+        self._weights = _tensors_of(model)
+        self._describe()
 
     def put(self, place: int, state: ModelState) -> None:
+        self._follow_weights()
         for mine, other in zip(self._states.layers, state.layers, strict=True):
             for name, x in mine.items():
                 x[place].copy_(other[name][0])
@@ -90,6 +92,7 @@ class CompiledRunner(Runner):
     def _read_short(self, ids: list[int], state: ModelState | None) -> tuple[Tensor, ModelState]:
         """By the native engine, on a state of its own, so that nothing is shared with other threads that read."""
         self._check_ids(ids)
+        self._follow_weights()
         after = self.model.init_state() if state is None else state.map(_contiguous_copy)
         decoder = self._decoder_of(after)
         for begin in range(0, len(ids), MAX_COLUMNS):
@@ -100,6 +103,21 @@ class CompiledRunner(Runner):
 
     def _check_ids(self, ids: Sequence[int]) -> None:
         assert all(0 <= id_ < self.model.vocab_size for id_ in ids)
+
+    def _describe(self) -> None:
+        """The layers and their decoder, over the weights where they are now."""
+        self._addresses = self._look()
+        self._blocks = [_described(block) for block in self.model.lm.model.layers]
+        self._decoder = self._decoder_of(self._states)
+
+    def _follow_weights(self) -> None:
+        """Torch may have moved them since, as share_memory_() does. Once a text, not once a token: it takes 30
+        microseconds for gsa-tiny."""
+        if self._look() != self._addresses:
+            self._describe()
+
+    def _look(self) -> list[int]:
+        return [address(name, x) for name, x in self._weights.items()]
 
     def _decoder_of(self, states: ModelState) -> decode.Decoder:
         """What the native engine is called with to change these states. It takes no time worth mentioning to make."""
@@ -118,6 +136,16 @@ class CompiledRunner(Runner):
         )
 
 
+def _tensors_of(model: Model) -> dict[str, Tensor]:
+    """All that the decoder reads of a model."""
+    found: dict[str, Tensor] = {f"the model's {name}": x for name, x in model.lm.named_parameters()}
+    for name, layer in model.lm.named_modules():
+        if isinstance(layer, InferenceLinear | InferenceEmbedding):
+            parts = layer.packed_weight.parts().items()
+            found |= {f"the model's {name}.{part}": x for part, x in parts if x is not None}
+    return found
+
+
 def _contiguous_copy(x: Tensor) -> Tensor:
     return x.clone(memory_format=torch.contiguous_format)
 
@@ -129,12 +157,8 @@ def _packed_weight(layer: torch.nn.Module) -> PackedWeight:
 
 def _with_state(block: GsaBlock, keys: Tensor, values: Tensor) -> GsaBlock:
     """The same block over other states."""
-    for x in (keys, values):
-        assert x.is_cpu
-        assert x.dtype == torch.float32
-        assert x.is_contiguous()
     copy = GsaBlock.from_buffer_copy(block)
-    copy.keys, copy.values = keys.data_ptr(), values.data_ptr()
+    copy.keys, copy.values = decode.address_of_floats("state.k", keys), decode.address_of_floats("state.v", values)
     return copy
 
 

@@ -18,9 +18,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from gsa.ops.calls import BoundedMemoryCall, LinearCall, SlotCall
-from gsa.ops.checks import Checker, one_dtype
+from gsa.ops.checks import Checker
 from gsa.ops.registry import find
-from gsa.ops.state import BoundedMemoryState, SlotState, compute_dtype
+from gsa.ops.state import BoundedMemoryState, SlotState
 
 
 def gated_linear_attention(
@@ -55,7 +55,7 @@ def gated_linear_attention(
     """
     checker = Checker("gated_linear_attention")
     checker.flags(output_final_state=output_final_state, recompute=recompute)
-    q, k, v = one_dtype(q, k, v)
+    q, k, v = checker.one_dtype(q, k, v)
     checker.qkv(q, k, v)
     H, K, V = k.shape[2], k.shape[3], v.shape[3]
     if gk is not None:
@@ -64,8 +64,7 @@ def gated_linear_attention(
         checker.gate("gv", gv, q, H, {"V": V})
     N = checker.sequences(q, cu_seqlens)
     if initial_state is not None:
-        checker.state("initial_state", initial_state, (N, H, K, V), "N, H, K, V", q)
-        initial_state = initial_state.to(compute_dtype(q.dtype))
+        initial_state = checker.state("initial_state", initial_state, (N, H, K, V), "N, H, K, V", q)
     by_value = checker.by_value(check, q)
     call = LinearCall(q, k, v, gk, gv, initial_state, cu_seqlens, checker.scale(scale, K), _save(recompute), by_value)
     o, state = find("gated_linear_attention", backend, q.device)(call)
@@ -110,7 +109,7 @@ def gated_slot_attention(
     """
     checker = Checker("gated_slot_attention")
     checker.flags(output_final_state=output_final_state, recompute=recompute)
-    q, k, v = one_dtype(q, k, v)
+    q, k, v = checker.one_dtype(q, k, v)
     checker.qkv(q, k, v)
     checker.readout(readout)
     H, K, V = k.shape[2], k.shape[3], v.shape[3]
@@ -122,10 +121,10 @@ def gated_slot_attention(
     if initial_state is not None:
         if not isinstance(initial_state, tuple) or len(initial_state) != 2:
             raise checker.fail(f"initial_state must be a SlotState(k, v), got {type(initial_state).__name__}")
-        dtype, (memory_k, memory_v) = compute_dtype(q.dtype), initial_state
-        checker.state("initial_state.k", memory_k, (N, H, K, M), "N, H, K, M", q)
-        checker.state("initial_state.v", memory_v, (N, H, M, V), "N, H, M, V", q)
-        initial_state = SlotState(memory_k.to(dtype), memory_v.to(dtype))
+        initial_state = SlotState(
+            checker.state("initial_state.k", initial_state[0], (N, H, K, M), "N, H, K, M", q),
+            checker.state("initial_state.v", initial_state[1], (N, H, M, V), "N, H, M, V", q),
+        )
     begin_k, begin_v = (None, None) if initial_state is None else initial_state
     by_value = checker.by_value(check, q)
     call = SlotCall(
@@ -167,23 +166,23 @@ def attention_with_bounded_memory(
     """
     checker = Checker("attention_with_bounded_memory")
     checker.flags(normalise=normalise, output_final_state=output_final_state, recompute=recompute)
-    q, k, v = one_dtype(q, k, v)
+    q, k, v = checker.one_dtype(q, k, v)
     checker.qkv(q, k, v)
     H, K, V = k.shape[2], k.shape[3], v.shape[3]
     checker.gate("w", w, q, H, None)
     M = w.shape[3]
     N = checker.sequences(q, cu_seqlens)
-    scale, dtype = checker.scale(scale, K), compute_dtype(q.dtype)
+    scale = checker.scale(scale, K)
     if initial_state is not None:
         if not isinstance(initial_state, tuple) or len(initial_state) != 3:
             raise checker.fail(
                 f"initial_state must be a BoundedMemoryState(k, v, log_z), got {type(initial_state).__name__}"
             )
-        memory_k, memory_v, log_z = initial_state
-        checker.state("initial_state.k", memory_k, (N, H, K, M), "N, H, K, M", q)
-        checker.state("initial_state.v", memory_v, (N, H, M, V), "N, H, M, V", q)
-        checker.state("initial_state.log_z", log_z, (N, H, M), "N, H, M", q)
-        initial_state = BoundedMemoryState(memory_k.to(dtype), memory_v.to(dtype), log_z.to(dtype))
+        initial_state = BoundedMemoryState(
+            checker.state("initial_state.k", initial_state[0], (N, H, K, M), "N, H, K, M", q),
+            checker.state("initial_state.v", initial_state[1], (N, H, M, V), "N, H, M, V", q),
+            checker.state("initial_state.log_z", initial_state[2], (N, H, M), "N, H, M", q),
+        )
     begin_k, begin_v, begin_z = (None, None, None) if initial_state is None else initial_state
     by_value = checker.by_value(check, q)
     call = BoundedMemoryCall(

@@ -18,10 +18,11 @@ from torch import Tensor
 from gsa.errors import raised_by
 from gsa.ops.calls import GATED_SLOT_ATTENTION, BoundedMemoryCall, Kernels, SlotCall, Tensors, sums_dtype
 from gsa.ops.gates import refuse_logits
+from gsa.ops.memory import require_memory
 from gsa.ops.operators import Operator
 from gsa.ops.sequences import sequence_bounds, sequence_count
 from gsa.ops.state import compute_dtype
-from gsa.ops.transforms import Derivative
+from gsa.ops.transforms import Derivative, recorded
 
 _OPERATION = "attention_with_bounded_memory"
 _THROUGH_SLOTS = replace(GATED_SLOT_ATTENTION, name=_OPERATION, short="abc")
@@ -41,6 +42,9 @@ class ThroughSlots:
         """Outputs [B, T, HQ, V], final memories [N, H, K, M] and [N, H, M, V], final log z [N, H, M]."""
         self.slots.derivative.refuse_forward_mode()
         dtype = sums_dtype(call)
+        if not recorded():
+            with raised_by(_OPERATION):
+                require_memory({"w": call.w, "initial_state.log_z": call.initial_log_z})
         w = call.w.double() if dtype == torch.float64 else call.w
         phi, forget, log_z = _derivative.forward(w, call.initial_log_z, call.cu_seqlens, call.check)
         slots = SlotCall(
@@ -106,6 +110,7 @@ def _write_gates_backward(
     check: bool,
 ) -> tuple[Tensor, Tensor]:
     with raised_by(_OPERATION):
+        require_memory({"w": w, "initial_state.log_z": log_z, "cu_seqlens": cu_seqlens})
         bounds = sequence_bounds(w.shape[0], w.shape[1], cu_seqlens)
         dw = torch.zeros_like(w)
         dlog_z = torch.zeros((len(bounds), *w.shape[2:]), dtype=compute_dtype(w.dtype), device=w.device)

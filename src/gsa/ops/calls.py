@@ -117,6 +117,11 @@ class StepCall(NamedTuple):
     readout: str
     check: bool
 
+    def written_and_read(self) -> tuple[dict[str, Tensor], dict[str, Tensor | None]]:
+        """What a step in place writes, and what it only reads, by the names that users know."""
+        written = {"state.k": self.memory_k, "state.v": self.memory_v}
+        return written, {"q": self.q, "k": self.k, "v": self.v, "g": self.g, "s": self.s}
+
 
 class BoundedMemoryCall(NamedTuple):
     """ABC: q, k, v, write logits w, the memories and the log normaliser [N, H, M] to begin with."""

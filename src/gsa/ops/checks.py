@@ -7,8 +7,11 @@ import sys
 import torch
 from torch import Tensor
 
-from gsa.errors import GSAError
+from gsa.errors import GSAError, raised_by
+from gsa.ops.memory import require_memory
 from gsa.ops.readout import READOUTS
+from gsa.ops.state import compute_dtype
+from gsa.ops.transforms import recorded
 
 _INTEGERS = (torch.int32, torch.int64)
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -38,6 +41,15 @@ class Checker:
         if like is not None and x.device != like.device:
             raise self.fail(f"{name} is on {x.device}, q is on {like.device}")
         return x
+
+    def converted(self, name: str, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """x in another dtype. torch would also read what is not there; engines look for themselves."""
+        if x.dtype == dtype:
+            return x
+        if not recorded():
+            with raised_by(self.op):
+                require_memory({name: x})
+        return x.to(dtype)
 
     def same(self, what: str, a: str, x: int, b: str, y: int) -> None:
         if x != y:
@@ -79,10 +91,12 @@ class Checker:
             allowed = " or ".join(key if key.isdigit() else f"{key} = {value}" for key, value in widths.items())
             raise self.fail(f"{name} has width {g.shape[-1]}, expected {allowed}")
 
-    def state(self, name: str, x: object, shape: tuple[int, ...], letters: str, like: Tensor) -> None:
+    def state(self, name: str, x: object, shape: tuple[int, ...], letters: str, like: Tensor) -> Tensor:
+        """x as a state of this shape, for inputs like q, in the dtype that sums are carried in."""
         state = self.tensor(name, x, letters, like)
         if tuple(state.shape) != shape:
             raise self.fail(f"{name} must have the shape [{letters}] = {list(shape)}, got {list(state.shape)}")
+        return self.converted(name, state, compute_dtype(like.dtype))
 
     def scale(self, scale: float | None, K: int) -> float:
         """The scale as a number; None is 1/sqrt(K)."""
@@ -114,7 +128,12 @@ class Checker:
         """The number of sequences N. The values of cu_seqlens are checked where they are read, by the engine."""
         if cu_seqlens is None:
             return q.shape[0]
-        if not isinstance(cu_seqlens, Tensor) or cu_seqlens.dim() != 1 or cu_seqlens.dtype not in _INTEGERS:
+        if (
+            not isinstance(cu_seqlens, Tensor)
+            or cu_seqlens.layout != torch.strided
+            or cu_seqlens.dim() != 1
+            or cu_seqlens.dtype not in _INTEGERS
+        ):
             got = (
                 f"{cu_seqlens.dtype} {list(cu_seqlens.shape)}"
                 if isinstance(cu_seqlens, Tensor)
@@ -123,22 +142,24 @@ class Checker:
             raise self.fail(f"cu_seqlens must be an int32 or int64 tensor [N+1], got {got}")
         if cu_seqlens.device.type != "cpu" and cu_seqlens.device != q.device:
             raise self.fail(f"cu_seqlens is on {cu_seqlens.device}, expected {q.device} or the CPU")
+        if not recorded():
+            with raised_by(self.op):
+                require_memory({"cu_seqlens": cu_seqlens})
         if cu_seqlens.shape[0] == 0:
             raise self.fail("cu_seqlens is empty, expected N+1 entries beginning with 0")
         if q.shape[0] != 1:
             raise self.fail(f"cu_seqlens packs sequences into a batch of 1, but q has {q.shape[0]} rows")
         return cu_seqlens.shape[0] - 1
 
-
-def one_dtype(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k, v unchanged, but for autocast, which may leave them in different dtypes: then the widest of theirs."""
-    tensors = (q, k, v)
-    if (
-        not all(isinstance(x, Tensor) and x.is_floating_point() for x in tensors)
-        or len({x.dtype for x in tensors}) == 1
-    ):
-        return tensors
-    if not torch.is_autocast_enabled(q.device.type):
-        return tensors
-    dtype = torch.promote_types(torch.promote_types(q.dtype, k.dtype), v.dtype)
-    return q.to(dtype), k.to(dtype), v.to(dtype)
+    def one_dtype(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k, v unchanged, but for autocast, which may leave them in different dtypes: then the widest of theirs."""
+        tensors = (q, k, v)
+        if (
+            not all(isinstance(x, Tensor) and x.is_floating_point() for x in tensors)
+            or len({x.dtype for x in tensors}) == 1
+        ):
+            return tensors
+        if not torch.is_autocast_enabled(q.device.type):
+            return tensors
+        dtype = torch.promote_types(torch.promote_types(q.dtype, k.dtype), v.dtype)
+        return self.converted("q", q, dtype), self.converted("k", k, dtype), self.converted("v", v, dtype)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gsa.errors import GSAError
+from gsa.ops.transforms import recorded
 
 
 def refuse_gates(**gates: Tensor | None) -> None:
@@ -58,12 +59,7 @@ def _found(x: Tensor, which: str, value: float) -> str:
 
 def _numbers(x: Tensor | None) -> Tensor | None:
     """x without what torch.func wraps around it; None if there are no numbers to look at, as while something traces."""
-    if (
-        x is None
-        or torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._get_tracing_state() is not None
-    ):
+    if x is None or recorded():
         return None
     while torch._C._functorch.is_functorch_wrapped_tensor(x):
         x = torch._C._functorch.get_unwrapped(x)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gsa.errors import GSAError
 from gsa.ops.calls import MatvecCall
+from gsa.ops.memory import readable, refuse_shared, same_place
 from gsa.ops.native.structs import MAX_COLUMNS
 from gsa.ops.portable_matvec import quantise_activations
 from gsa.ops.registry import find
@@ -47,10 +48,12 @@ def matvec(
     """
     count = _check_input(weight, x, activations, norm, swiglu)
     shape = (*x.shape[:-1], weight.N)
-    x = x.resolve_neg().contiguous()
+    x = readable("matvec: x", x)
+    if norm is not None:
+        norm = (readable("matvec: the weight of norm", norm[0]), norm[1])
     if residual is not None:
         _check_like("residual", residual, shape, x)
-        residual = residual.resolve_neg().contiguous()
+        residual = readable("matvec: residual", residual)
     if out is not None:
         _check_out(out, shape, x, weight, norm, residual)
     call = MatvecCall(weight, x, count, activations, norm, swiglu, residual, out)
@@ -124,9 +127,12 @@ def _check_out(
     _check_like("out", out, shape, x)
     if not out.is_contiguous() or out.requires_grad:
         raise GSAError("matvec: out must be contiguous and require no gradient")
-    begin, end = out.data_ptr(), out.data_ptr() + out.nbytes
-    for tensor in (x, weight.weight, weight.scale, weight.zero, norm[0] if norm else None, residual):
-        if tensor is None or (tensor is residual and tensor.data_ptr() == begin):
-            continue
-        if tensor.data_ptr() < end and begin < tensor.data_ptr() + tensor.nbytes:
-            raise GSAError("matvec: out shares memory with what is read; only the whole residual may be overwritten")
+    read = {"x": x, "weight": weight.weight, "scale": weight.scale, "zero": weight.zero, "residual": residual}
+    if residual is not None and same_place(residual, out):  # all of which may be overwritten
+        del read["residual"]
+    if norm is not None:
+        read["the weight of norm"] = norm[0]
+    try:
+        refuse_shared({"out": out}, read)
+    except GSAError as error:
+        raise GSAError(f"matvec: {error}") from None

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from gsa.errors import raised_by
 from gsa.ops.calls import Call, Gradients, Kernels, Operation, Tensors, sums_dtype, tensors_of
-from gsa.ops.transforms import Derivative, transformed
+from gsa.ops.memory import require_memory
+from gsa.ops.transforms import Derivative, recorded, transformed
 
 _SCHEMA_TYPES = {Tensor: "Tensor", Tensor | None: "Tensor?", float: "float", str: "str", bool: "bool"}
 
@@ -28,7 +29,8 @@ class Operator(Generic[Call]):
 
     def __init__(self, engine: str, kernels: Kernels[Call], operation: Operation[Call], *, direct: bool = False):
         """With `direct`, forward is called without torch's operator where nothing needs to see one, which is faster for
-        a few tokens. Autocast is not turned off then, so it is only for kernels that do not compute in torch."""
+        a few tokens. Autocast is not turned off then, and memory not looked for, so it is only for kernels that do not
+        compute in torch."""
         self.direct = direct
         self.kernels: Kernels[Call] = kernels
         self.operation: Operation[Call] = operation
@@ -36,6 +38,11 @@ class Operator(Generic[Call]):
         first, *others = (f"d_{result}" for result in operation.results)
         gradients = ", ".join([f"Tensor {first}", *(f"Tensor? {other}" for other in others)])
         saved = ", ".join(f"Tensor {x}" for x in operation.saved)
+        self._backward_names = [
+            *(f"the gradient of {result}" for result in operation.results),
+            *operation.record._fields,
+            *operation.saved,
+        ]
         self.forward = torch.library.custom_op(
             name,
             self._forward,
@@ -72,6 +79,8 @@ class Operator(Generic[Call]):
         call = self.operation.record(*fields)
         # Whatever autocast says, sums are carried in full precision.
         with torch.autocast(call[0].device.type, enabled=False), raised_by(self.operation.name):
+            if not self.direct:
+                require_memory(call._asdict())
             results, saved = self.kernels.forward(call)
         return (*results, *saved)
 
@@ -85,6 +94,8 @@ class Operator(Generic[Call]):
     def _backward(self, *arguments: Any) -> Tensors:
         gradients, call, saved = self._split(arguments)
         with torch.autocast(call[0].device.type, enabled=False), raised_by(self.operation.name):
+            if not self.direct:  # otherwise C++ is given nothing else
+                require_memory(dict(zip(self._backward_names, arguments, strict=True)))
             found = self.kernels.backward(call, saved, gradients)
         results = []
         for name, dx in zip(self.operation.differentiable, found, strict=True):
@@ -137,12 +148,10 @@ def schema_of(record: Any) -> str:
 
 
 def needs_operator(*arguments: Any) -> bool:
-    """Whether torch must see an operator, since something records or transforms the calls: a compiler or tracer, a
-    function transform, a dispatch mode such as that of fake tensors, or tensors of a class of their own."""
+    """Whether torch must see an operator, since calls are recorded or transformed, or tensors have a class of their
+    own."""
     return (
-        torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._get_tracing_state() is not None
+        recorded()
         or torch._C._functorch.peek_interpreter_stack() is not None
         or any(isinstance(x, Tensor) and type(x) not in (Tensor, torch.nn.Parameter) for x in arguments)
     )

@@ -11,14 +11,23 @@ from torch import Tensor
 from gsa.errors import raised_by
 from gsa.ops.calls import StepCall, sums_dtype
 from gsa.ops.gates import refuse_gates
+from gsa.ops.memory import refuse_shared, require_memory, require_writable
 from gsa.ops.readout import READOUTS
 from gsa.ops.state import SlotState
+from gsa.ops.transforms import recorded
 
 
 def gated_slot_attention_step(call: StepCall, *, inplace: bool) -> tuple[Tensor, SlotState]:
     """The output [B, HQ, V] and the state after it; in place, the call's own."""
-    if call.check:
-        with raised_by("gated_slot_attention_step"):
+    with raised_by("gated_slot_attention_step"):
+        if not recorded():
+            written, read = call.written_and_read()
+            require_memory({**read, **written})
+            if inplace:
+                for name, x in written.items():
+                    require_writable(name, x)
+                refuse_shared(written, read)
+        if call.check:
             refuse_gates(g=call.g)
     dtype, memory_k, memory_v = sums_dtype(call), call.memory_k, call.memory_v
     graph = torch.is_grad_enabled() and not inplace

@@ -19,10 +19,12 @@ from torch import Tensor
 from gsa.errors import raised_by
 from gsa.ops.calls import BoundedMemoryCall, LinearCall, ScanCall, SlotCall, Tensors, sums_dtype
 from gsa.ops.gates import refuse_gates, refuse_logits, refuse_rates
+from gsa.ops.memory import require_memory
 from gsa.ops.portable_matvec import matvec
 from gsa.ops.portable_step import gated_slot_attention_step
 from gsa.ops.readout import READOUTS
 from gsa.ops.sequences import sequence_bounds
+from gsa.ops.transforms import recorded
 
 __all__ = [
     "attention_with_bounded_memory",
@@ -40,6 +42,8 @@ def _operation(f: Callable[[Any], Tensors]) -> Callable[[Any], Tensors]:
     @wraps(f)
     def run(call: Any) -> Tensors:
         with torch.autocast(call[0].device.type, enabled=False), raised_by(f.__name__):
+            if not recorded():
+                require_memory(call._asdict())
             return f(call)
 
     return run

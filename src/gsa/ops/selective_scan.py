@@ -12,7 +12,6 @@ from torch import Tensor
 from gsa.ops.calls import ScanCall
 from gsa.ops.checks import Checker
 from gsa.ops.registry import find
-from gsa.ops.state import compute_dtype
 
 
 def selective_scan(
@@ -49,8 +48,7 @@ def selective_scan(
     checker.inputs(u, dt, A, B, C)
     N = checker.sequences(u, cu_seqlens)
     if initial_state is not None:
-        checker.state("initial_state", initial_state, (N, *A.shape), "N, E, S", u)
-        initial_state = initial_state.to(compute_dtype(u.dtype))
+        initial_state = checker.state("initial_state", initial_state, (N, *A.shape), "N, E, S", u)
     call = ScanCall(u, dt, A, B, C, initial_state, cu_seqlens, "marks", checker.by_value(check, u))
     y, state = find("selective_scan", backend, u.device)(call)
     return y, state if output_final_state else None

@@ -7,6 +7,7 @@ from itertools import pairwise
 from torch import Tensor
 
 from gsa.errors import GSAError
+from gsa.ops.memory import readable
 
 
 def sequence_count(x: Tensor, cu_seqlens: Tensor | None) -> int:
@@ -18,7 +19,7 @@ def sequence_bounds(B: int, T: int, cu_seqlens: Tensor | None) -> list[tuple[int
     """(row, start, stop) of every sequence; checks the values of cu_seqlens."""
     if cu_seqlens is None:
         return [(b, 0, T) for b in range(B)]
-    bounds = cu_seqlens.tolist()
+    bounds = readable("cu_seqlens", cu_seqlens).tolist()
     if bounds[0] != 0 or bounds[-1] != T:
         raise GSAError(f"cu_seqlens must run from 0 to T = {T}, but runs from {bounds[0]} to {bounds[-1]}")
     for n, (start, stop) in enumerate(pairwise(bounds)):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gsa.ops.calls import StepCall, tensors_of
-from gsa.ops.checks import Checker, one_dtype
+from gsa.ops.checks import Checker
 from gsa.ops.portable_step import gated_slot_attention_step as portable_step
 from gsa.ops.registry import find
 from gsa.ops.state import SlotState, compute_dtype
@@ -46,7 +46,7 @@ def gated_slot_attention_step(
     """
     checker = Checker("gated_slot_attention_step")
     checker.flags(inplace=inplace)
-    q, k, v = one_dtype(q, k, v)
+    q, k, v = checker.one_dtype(q, k, v)
     checker.qkv(q, k, v, steps=True)
     B, K = q.shape[0], q.shape[2]
     H, V = v.shape[1:]
@@ -58,19 +58,16 @@ def gated_slot_attention_step(
     scale = checker.scale(scale, K)
     if not isinstance(state, tuple) or len(state) != 2:
         raise checker.fail(f"state must be a SlotState(k, v), got {type(state).__name__}")
-    memory_k, memory_v = state
-    checker.state("state.k", memory_k, (B, H, K, M), "B, H, K, M", q)
-    checker.state("state.v", memory_v, (B, H, M, V), "B, H, M, V", q)
+    memory_k = checker.state("state.k", state[0], (B, H, K, M), "B, H, K, M", q)
+    memory_v = checker.state("state.v", state[1], (B, H, M, V), "B, H, M, V", q)
 
     dtype, plain = compute_dtype(q.dtype), not (transformed() or in_forward_mode())
     if inplace:
         if not plain:
             raise checker.fail("inplace=True has no derivative and cannot be mapped (torch.func); inplace=False can")
-        for name, x in (("state.k", memory_k), ("state.v", memory_v)):
+        for name, x in (("state.k", state[0]), ("state.v", state[1])):
             if x.dtype != dtype:
                 raise checker.fail(f"{name} must be {dtype} to be updated in place, got {x.dtype}")
-            if not x.is_contiguous() and 0 in x.stride():
-                raise checker.fail(f"{name} is expanded and cannot be updated in place; pass {name}.clone()")
     call = StepCall(q, k, v, g, s, memory_k, memory_v, scale, readout, checker.by_value(check, q))
     step = find("gated_slot_attention_step", "auto", q.device)  # which refuses a named engine that cannot run
     return (step if plain and _engine_can(call, inplace) else portable_step)(call, inplace=inplace)

@@ -7,8 +7,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from gsa.errors import GSAError, raised_by
+from gsa.errors import raised_by
 from gsa.ops.calls import StepCall, sums_dtype
+from gsa.ops.memory import refuse_shared
 from gsa.ops.operators import needs_operator, schema_of
 from gsa.ops.state import SlotState
 
@@ -58,8 +59,7 @@ class StepOperator:
     def _in_place(self, *fields: Any) -> Tensor:
         call = StepCall(*fields)
         with raised_by(OPERATION):
-            if _overlap(call.memory_k, call.memory_v):
-                raise GSAError("state.k and state.v share memory and cannot be updated in place")
+            refuse_shared(*call.written_and_read())
             o, state = self.kernel(call, inplace=True)
         # Autograd would not notice the change otherwise.
         torch.autograd.graph.increment_version([x for x in state if not x.is_inference()])
@@ -75,7 +75,3 @@ class StepOperator:
     def _fake_in_place(*fields: Any) -> Tensor:
         call = StepCall(*fields)
         return call.q.new_empty(*call.q.shape[:2], call.v.shape[2])
-
-
-def _overlap(x: Tensor, y: Tensor) -> bool:
-    return x.data_ptr() < y.data_ptr() + y.nbytes and y.data_ptr() < x.data_ptr() + x.nbytes

@@ -65,6 +65,16 @@ class Derivative:
         return GSAError(f"{self.operation}: {who} has no {what}; backend='reference' has one")
 
 
+def recorded() -> bool:
+    """Whether something records calls, and tensors may have no numbers: a compiler, a tracer, or a dispatch mode, such
+    as that of fake tensors."""
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._get_tracing_state() is not None
+    )
+
+
 def transformed() -> bool:
     """Whether torch.func transforms what is called: differentiates it, or maps it over a dimension."""
     if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is None:

@@ -15,7 +15,8 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from gsa.errors import GSAError
+from gsa.errors import GSAError, raised_by
+from gsa.ops.memory import address, readable, refuse_shared, require_memory, require_writable
 from gsa.ops.native import library
 from gsa.ops.native import linear as native
 from gsa.ops.native.linear import Matrix
@@ -64,7 +65,9 @@ class PackedWeight:
         if unknown or "weight" not in tensors or "layout" not in tensors:
             raise GSAError(f"from_tensors: expected weight, layout, scale and zero, got {', '.join(sorted(tensors))}")
         weight, layout = tensors["weight"].detach(), tensors["layout"]
-        if layout.dtype != torch.int64 or layout.shape != (3,):
+        with raised_by("from_tensors"):
+            require_memory(tensors)
+        if layout.dtype != torch.int64 or layout.shape != (3,) or layout.layout != torch.strided or layout.is_meta:
             raise GSAError(f"from_tensors: layout is {layout.dtype} {list(layout.shape)}, expected torch.int64 [3]")
         dense = {dtype: name for name, dtype in DENSE.items()}
         chunks = {bits: name for name, bits in BITS.items()}
@@ -79,10 +82,13 @@ class PackedWeight:
 
         `out` is a flat fp32 tensor of at least N K numbers for the others, so that one serves many weights in turn.
         """
+        self.require_memory()
         if self.format == "fp32":
             return self.weight
         if out is not None:
             _check_room(out, self.N * self.K, self.weight.device)
+            with raised_by("unpack"):
+                refuse_shared({"out": out}, self.parts())
         if not self.weight.is_cpu or library.unavailable(None) is not None:
             plain = self._unpack()
             return plain if out is None else out[: plain.numel()].view(self.N, self.K).copy_(plain)
@@ -94,6 +100,7 @@ class PackedWeight:
 
     def rows(self, indices: Tensor) -> Tensor:
         """Rows of the weights, fp32 [..., K] for indices [...]: what an embedding reads."""
+        self.require_memory()
         if self.scale is None or self.zero is None:
             return self.weight[indices].float()
         flat = indices.reshape(-1)
@@ -119,14 +126,25 @@ class PackedWeight:
 
     def matrix(self) -> Matrix:
         """For the native engine. Made anew when torch has moved a tensor to other memory, as share_memory_() does."""
-        addresses = tuple(0 if x is None else x.data_ptr() for x in (self.weight, self.scale, self.zero))
+        weight, scale, zero = self.weight, self.scale, self.zero
+        addresses = (
+            address("PackedWeight: weight", weight),
+            0 if scale is None else address("PackedWeight: scale", scale),
+            0 if zero is None else address("PackedWeight: zero", zero),
+        )
         found: Matrix | None = self.__dict__.get("_matrix")
         if found is None or found.addresses != addresses:
-            for x in (self.weight, self.scale, self.zero):
-                if x is not None and x.untyped_storage().nbytes() < x.nbytes:
-                    raise GSAError("PackedWeight: the memory of its tensors is gone")
             found = self.__dict__["_matrix"] = Matrix(self, addresses)
         return found
+
+    def require_memory(self) -> None:
+        """Raises if torch has freed a tensor of it."""
+        with raised_by("PackedWeight"):
+            require_memory(self.parts())
+
+    def parts(self) -> dict[str, Tensor | None]:
+        """Its tensors by name."""
+        return {"weight": self.weight, "scale": self.scale, "zero": self.zero}
 
     def __reduce__(self) -> tuple[type[PackedWeight], tuple[object, ...]]:
         """A copy is made anew: it has memory of its own, and addresses of its own."""
@@ -154,7 +172,12 @@ def pack(weight: Tensor, format: str, group: int | None = COLUMNS) -> PackedWeig
     if not isinstance(weight, Tensor) or weight.dim() != 2 or not weight.is_floating_point() or not weight.numel():
         got = f"{weight.dtype} {list(weight.shape)}" if isinstance(weight, Tensor) else type(weight).__name__
         raise GSAError(f"pack: expected a floating-point weight [N, K], got {got}")
-    weight = weight.detach()
+    if weight.layout != torch.strided or weight.is_meta:
+        kind = "meta" if weight.is_meta else weight.layout
+        raise GSAError(f"pack: expected a dense weight with its numbers in memory, got {kind}")
+    with raised_by("pack"):
+        require_memory({"weight": weight})
+    weight = readable("weight", weight.detach())
     N, K = weight.shape
     if format in DENSE:
         return PackedWeight(format, N, K, None, weight.to(DENSE[format]).contiguous())
@@ -165,10 +188,14 @@ def pack(weight: Tensor, format: str, group: int | None = COLUMNS) -> PackedWeig
 
 
 def _check_room(out: Tensor, size: int, device: torch.device) -> None:
-    fits = out.dtype == torch.float32 and out.dim() == 1 and out.numel() >= size
+    if not isinstance(out, Tensor):
+        raise GSAError(f"unpack: out must be a tensor, got {type(out).__name__}")
+    fits = out.layout == torch.strided and out.dtype == torch.float32 and out.dim() == 1 and out.numel() >= size
     if not fits or not out.is_contiguous() or out.device != device:
         got = f"{out.dtype} {list(out.shape)} on {out.device}"
         raise GSAError(f"unpack: out is {got}, expected contiguous torch.float32 [{size}] on {device}")
+    with raised_by("unpack"):
+        require_writable("out", out)
 
 
 def _check_group(operation: str, format: str, group: object) -> None:
@@ -297,6 +324,9 @@ def _check(packed: PackedWeight) -> None:
             raise GSAError(f"PackedWeight: {name} of {N} x {K} in {format} is {expected}, got {given}")
         if x is not None and (x.layout != torch.strided or not x.is_contiguous() or x.device != packed.weight.device):
             raise GSAError(f"PackedWeight: {name} must be dense, contiguous and on {packed.weight.device}")
+        if x is not None and (x.is_neg() or x._is_zerotensor()):
+            raise GSAError(f"PackedWeight: the numbers of {name} must be in memory as they are; pass {name}.clone()")
+    packed.require_memory()
     if packed.scale is not None and not bool(packed.scale.isfinite().all()):
         raise GSAError("PackedWeight: scale has values that are not finite")
 

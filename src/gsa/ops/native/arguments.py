@@ -12,15 +12,16 @@ from torch import Tensor
 
 from gsa.errors import GSAError
 from gsa.ops.calls import LinearCall, SlotCall
+from gsa.ops.memory import address, located, readable
 from gsa.ops.native.library import check_memory
-from gsa.ops.native.structs import CHUNK, DTYPE_CODES, STATUS_CODES, GsaShape, GsaTensor
+from gsa.ops.native.structs import CHUNK, DTYPE_CODES, STATUS_CODES, GsaShape, GsaTensor, int32
 from gsa.ops.sequences import max_marks, sequence_bounds
 
 MARK_CHUNKS = 4
 """The forward pass keeps a state at every so many chunks; the backward pass computes those between them again."""
 
-MAX_FEATURES, MAX_QUERIES = 1 << 24, 1 << 16
-"""So that no index in C++ overflows."""
+MAX_FEATURES, MAX_QUERIES, MAX_PRODUCT = 1 << 24, 1 << 16, 1 << 30
+"""So that no index in C++ overflows: widths, query heads per head of k, and in the step the product of both."""
 
 
 class Arguments:
@@ -35,28 +36,36 @@ class Arguments:
         for name, x in tensors.items():
             if x is None:
                 continue
-            x = _plain(x)
-            if x.shape[-1] > 1 and x.stride(-1) != 1:
-                x = x.contiguous()
+            if x.stride(-1) != 1 and x.shape[-1] > 1:
+                x = readable(name, x)
+            x, begin = located(name, x)
+            strides = x.stride()
             if x.shape[-1] > MAX_FEATURES:
                 raise GSAError(f"{name} has heads of {x.shape[-1]}, the native engine takes at most {MAX_FEATURES}")
             self.alive.append(x)
-            strides = x.stride()
             time = strides[1] if x.dim() == 4 else 0
             setattr(
                 self.struct,
                 name,
-                GsaTensor(x.data_ptr(), strides[0], time, strides[-2], DTYPE_CODES[x.dtype], x.shape[-1]),
+                GsaTensor(begin, strides[0], time, strides[-2], DTYPE_CODES[x.dtype], x.shape[-1]),
             )
 
     def states(self, dtype: torch.dtype, **states: Tensor | None) -> None:
-        """Dense states of the dtype that sums are carried in."""
+        """Dense states of the dtype that sums are carried in, to be read."""
         for name, x in states.items():
             if x is None:
                 continue
-            x = _plain(x).to(dtype).contiguous()
+            if x.dtype != dtype or not x.is_contiguous():
+                x = readable(name, x).to(dtype)
+            x, begin = located(name, x)
             self.alive.append(x)
-            setattr(self.struct, name, x.data_ptr())
+            setattr(self.struct, name, begin)
+
+    def results(self, **states: Tensor) -> None:
+        """Dense states to be written, in the dtype that sums are carried in already."""
+        for name, x in states.items():
+            self.alive.append(x)
+            setattr(self.struct, name, address(name, x))
 
     def shape(
         self, q: Tensor, heads: int, cu_seqlens: Tensor | None, scale: float = 1.0, save: str = "nothing"
@@ -71,8 +80,7 @@ class Arguments:
         self.struct.shape = GsaShape(
             len(bounds[0]),
             *bounds,
-            heads,
-            queries_per_head(q.shape[2], heads),
+            *heads_and_queries(q, heads),
             _mark_chunks(save),
             torch.get_num_threads(),
             q.dtype == torch.float64,
@@ -88,11 +96,12 @@ class Arguments:
         return True
 
 
-def queries_per_head(query_heads: int, heads: int) -> int:
-    queries = query_heads // heads
+def heads_and_queries(q: Tensor, heads: int) -> tuple[int, int]:
+    """Heads of keys and values, and of q [..., HQ, K] for each of them, as C++ counts them."""
+    queries = q.shape[-2] // heads
     if queries > MAX_QUERIES:
         raise GSAError(f"q has {queries} heads per head of k, the native engine takes at most {MAX_QUERIES}")
-    return queries
+    return int32("heads", heads), queries
 
 
 def kept_states(call: LinearCall | SlotCall) -> int:
@@ -113,10 +122,3 @@ def _rows(B: int, T: int) -> tuple[Any, ...]:
     """Rows, starts and stops of a batch that is not packed."""
     kind = c_int64 * B
     return kind(*range(B)), kind(), kind(*[T] * B)
-
-
-def _plain(x: Tensor) -> Tensor:
-    """x with its numbers in memory as they are; nothing else may reach C++."""
-    if x.device.type != "cpu":
-        raise GSAError(f"the native engine runs on the CPU, got a tensor on {x.device}")
-    return x.resolve_neg() if x.is_neg() else x

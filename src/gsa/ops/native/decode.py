@@ -11,8 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gsa.ops.memory import address
 from gsa.ops.native.library import check_memory, library
-from gsa.ops.native.structs import ACTIVATION_CODES, FUNCTION_CODES, NORM_CODES, READOUT_CODES, GsaBlock, GsaDecoder
+from gsa.ops.native.structs import (
+    ACTIVATION_CODES,
+    FUNCTION_CODES,
+    NORM_CODES,
+    READOUT_CODES,
+    GsaBlock,
+    GsaDecoder,
+    int32,
+)
 from gsa.ops.weights import PackedWeight
 
 FUNCTIONS = tuple(FUNCTION_CODES)
@@ -43,11 +52,17 @@ def _argument(name: str, value: Any) -> Any:
     if isinstance(value, PackedWeight):
         return value.matrix()
     if isinstance(value, Tensor):
-        assert value.is_cpu
-        assert value.dtype == torch.float32
-        assert value.is_contiguous()
-        return value.data_ptr()
-    return _CODES[name][value] if name in _CODES else value
+        return address_of_floats(name, value)
+    if name in _CODES:
+        return _CODES[name][value]
+    return int32(name, value) if isinstance(value, int) else value
+
+
+def address_of_floats(name: str, x: Tensor) -> int:
+    """Where the numbers of a weight or state begin."""
+    assert x.dtype == torch.float32
+    assert x.is_contiguous()
+    return address(name, x)
 
 
 def block(**fields: PackedWeight | Tensor | float | str) -> GsaBlock:
@@ -80,7 +95,7 @@ class Decoder:
             self._blocks,
             embeddings.matrix(),
             head.matrix(),
-            norm.data_ptr(),
+            address_of_floats("norm", norm),
             epsilon,
             ACTIVATION_CODES[activations],
         )
@@ -94,8 +109,8 @@ class Decoder:
         count = len(ids)
         numbers = c_int64 * count
         logits = _empty(count - first, self.vocabulary)
-        address, threads = logits.data_ptr(), torch.get_num_threads()
-        code = self._run(self._address, numbers(*ids), numbers(*state_of), count, first, address, threads)
+        room, threads = address("logits", logits), torch.get_num_threads()
+        code = self._run(self._address, numbers(*ids), numbers(*state_of), count, first, room, threads)
         check_memory(code, "decode")
         return logits
 
@@ -111,5 +126,6 @@ class Products:
         self._activations = ACTIVATION_CODES[activations]
 
     def __call__(self) -> None:
-        arguments = self._matrices, len(self._weights), self._x.data_ptr(), self._activations, self._y.data_ptr()
-        check_memory(_compiled().gsa_products(*arguments, torch.get_num_threads()), "products")
+        x, y = address("x", self._x), address("y", self._y)
+        arguments = self._matrices, len(self._weights), x, self._activations, y, torch.get_num_threads()
+        check_memory(_compiled().gsa_products(*arguments), "products")

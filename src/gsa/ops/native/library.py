@@ -17,6 +17,7 @@ import torch
 
 from gsa.errors import BackendUnavailable, GSAError, OutOfMemory
 from gsa.ops import native
+from gsa.ops.forks import has_gnu_openmp
 from gsa.ops.native import structs
 
 ABI = 7
@@ -174,8 +175,8 @@ def _share_threads(lib: ctypes.CDLL) -> None:
     process = ctypes.CDLL(None)
     names = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
     if all(hasattr(process, name) for name in names):
-        gnu = not hasattr(process, "__kmpc_fork_call")  # which LLVM's and Intel's have
-        lib.gsa_use_openmp(*(ctypes.cast(getattr(process, name), ctypes.c_void_p) for name in names), gnu)
+        addresses = (ctypes.cast(getattr(process, name), ctypes.c_void_p) for name in names)
+        lib.gsa_use_openmp(*addresses, has_gnu_openmp(process))
 
 
 # Once, when this module is imported, and in plain variables: torch.compile reads those, and not what a cache hides.

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gsa.ops.calls import MatvecCall
+from gsa.ops.memory import address
 from gsa.ops.native.library import check_memory, library
 from gsa.ops.native.structs import ACTIVATION_CODES, INPUT_CODES, WEIGHT_CODES, GsaMatrix
 
@@ -42,18 +43,18 @@ def matvec(call: MatvecCall) -> Tensor:
     y = x.new_empty((*x.shape[:-1], weight.N)) if out is None else out
     kind, norm_weight, epsilon = "swiglu" if swiglu else "plain", None, 0.0
     if norm is not None:
-        kind, norm_weight, epsilon = "rms_norm", norm[0].data_ptr(), norm[1]
+        kind, norm_weight, epsilon = "rms_norm", address("matvec: the weight of norm", norm[0]), norm[1]
     matrix = weight.matrix()  # held until the call is over: another thread may replace the weight's own
     code = _functions()[0](
         matrix.address,
         INPUT_CODES[kind],
-        x.data_ptr(),
+        address("matvec: x", x),
         norm_weight,
         epsilon,
         count,
         ACTIVATION_CODES[activations],
-        None if residual is None else residual.data_ptr(),
-        y.data_ptr(),
+        None if residual is None else address("matvec: residual", residual),
+        address("matvec: out", y),
         torch.get_num_threads(),
     )
     check_memory(code, "matvec")
@@ -63,7 +64,7 @@ def matvec(call: MatvecCall) -> Tensor:
 def unpack(weight: PackedWeight, out: Tensor) -> None:
     """Fills out [N, K], fp32 and contiguous, with the weights."""
     matrix = weight.matrix()  # held until the call is over, as above
-    _functions()[2](matrix.address, out.data_ptr(), torch.get_num_threads())
+    _functions()[2](matrix.address, address("unpack: out", out), torch.get_num_threads())
 
 
 class Reader:
@@ -73,7 +74,7 @@ class Reader:
         self.tensors = [x.contiguous() for x in tensors]  # kept alive
         self.nbytes = sum(x.nbytes for x in self.tensors)
         n = len(self.tensors)
-        self._parts = (ctypes.c_void_p * n)(*(x.data_ptr() for x in self.tensors))
+        self._parts = (ctypes.c_void_p * n)(*(address("a tensor", x) for x in self.tensors))
         self._bytes = (ctypes.c_int64 * n)(*(x.nbytes for x in self.tensors))
 
     def __call__(self) -> int:

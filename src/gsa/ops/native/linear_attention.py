@@ -26,7 +26,8 @@ def forward(call: LinearCall) -> tuple[Tensors, Tensors]:
     o, final, kept = empty(o_shape, call.q.dtype), empty(final_shape, dtype), empty(kept_shape, dtype)
     arguments = _arguments(call)
     arguments.tensors(o=o)
-    arguments.states(dtype, initial=call.initial, final=final, kept=kept)
+    arguments.states(dtype, initial=call.initial)
+    arguments.results(final=final, kept=kept)
     if not arguments.run(_compiled(), 0) and call.check:
         refuse_gates(gk=call.gk, gv=call.gv)
     return (o, final), (kept,)
@@ -40,7 +41,8 @@ def backward(call: LinearCall, saved: Tensors, gradients: Gradients) -> Gradient
     dinitial = empty(call.result_shapes()[1], dtype)
     arguments = _arguments(call)
     arguments.tensors(d_o=do, dq=dq, dk=dk, dv=dv, dgk=dgk, dgv=dgv)
-    arguments.states(dtype, kept=kept, dfinal=dfinal, dinitial=dinitial)
+    arguments.states(dtype, kept=kept, dfinal=dfinal)
+    arguments.results(dinitial=dinitial)
     arguments.run(_compiled(), 1)
     return dq, dk, dv, dgk, dgv, dinitial
 

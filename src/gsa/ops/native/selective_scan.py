@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gsa.ops.calls import Gradients, ScanCall, Shape, Tensors, sums_dtype
 from gsa.ops.gates import refuse_rates
+from gsa.ops.memory import require_memory
 from gsa.ops.native.arguments import Arguments
 from gsa.ops.native.library import declare
 from gsa.ops.native.results import empty, empty_like
@@ -32,7 +33,10 @@ def forward(call: ScanCall) -> tuple[Tensors, Tensors]:
     dtype, (y_shape, final_shape), (kept_shape,) = sums_dtype(call), call.result_shapes(), saved_shapes(call)
     y, final, kept = empty(y_shape, call.u.dtype), empty(final_shape, dtype), empty(kept_shape, dtype)
     arguments = _arguments(call, y=y)
-    arguments.states(dtype, initial=call.initial, final=final, kept=None if call.save == "nothing" else kept)
+    arguments.states(dtype, initial=call.initial)
+    arguments.results(final=final)
+    if call.save != "nothing":
+        arguments.results(kept=kept)
     if not arguments.run(_compiled(), 0) and call.check:
         refuse_rates(call.A, call.dt)
     return (y, final), (kept,)
@@ -44,7 +48,8 @@ def backward(call: ScanCall, saved: Tensors, gradients: Gradients) -> Gradients:
     du, ddt, dA, dB, dC = map(empty_like, (call.u, call.dt, call.A, call.B, call.C))
     dinitial = empty(call.result_shapes()[1], dtype)
     arguments = _arguments(call, d_y=dy, du=du, d_dt=ddt, dA=dA, dB=dB, dC=dC)
-    arguments.states(dtype, kept=kept, dfinal=dfinal, dinitial=dinitial)
+    arguments.states(dtype, kept=kept, dfinal=dfinal)
+    arguments.results(dinitial=dinitial)
     arguments.run(_compiled(), 1)
     return du, ddt, dA, dB, dC, dinitial
 
@@ -52,6 +57,7 @@ def backward(call: ScanCall, saved: Tensors, gradients: Gradients) -> Gradients:
 def _arguments(call: ScanCall, **results: Tensor | None) -> Arguments:
     """The inputs and where results go: [B, T, width] as those of one head, and A [E, S] as a token of E heads."""
     tensors = {"u": call.u, "dt": call.dt, "A": call.A, "B": call.B, "C": call.C, **results}
+    require_memory(tensors)  # which views of them would ask for, too
     arguments = Arguments(GsaSelectiveScan())
     arguments.tensors(
         **{name: x[None, None] if x.dim() == 2 else x.unsqueeze(2) for name, x in tensors.items() if x is not None}

@@ -28,8 +28,8 @@ def forward(call: SlotCall) -> tuple[Tensors, Tensors]:
     scores, kept_k, kept_v = (empty(shape, dtype) for shape in saved_shapes(call))
     arguments = _arguments(call)
     arguments.tensors(o=o, slots=None if call.save == "nothing" else scores)
-    arguments.states(dtype, initial_k=call.initial_k, initial_v=call.initial_v, final_k=final_k, final_v=final_v)
-    arguments.states(dtype, kept_k=kept_k, kept_v=kept_v)
+    arguments.states(dtype, initial_k=call.initial_k, initial_v=call.initial_v)
+    arguments.results(final_k=final_k, final_v=final_v, kept_k=kept_k, kept_v=kept_v)
     if not arguments.run(_compiled(), 0) and call.check:
         refuse_gates(g=call.g)
     return (o, final_k, final_v), (scores, kept_k, kept_v)
@@ -44,7 +44,7 @@ def backward(call: SlotCall, saved: Tensors, gradients: Gradients) -> Gradients:
     arguments = _arguments(call)
     arguments.tensors(slots=scores, d_o=do, dq=dq, dk=dk, dv=dv, dg=dg, ds=ds)
     arguments.states(dtype, kept_k=kept_k, kept_v=kept_v, dfinal_k=dfinal_k, dfinal_v=dfinal_v)
-    arguments.states(dtype, dinitial_k=dinitial_k, dinitial_v=dinitial_v)
+    arguments.results(dinitial_k=dinitial_k, dinitial_v=dinitial_v)
     arguments.run(_compiled(), 1)
     return dq, dk, dv, dg, ds, dinitial_k, dinitial_v
 

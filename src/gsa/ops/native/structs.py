@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from gsa.errors import GSAError
+
 CHUNK = 64
 """Tokens in a chunk of the operator."""
 SCAN_CHUNK, SCAN_PADDING = 64, 16
@@ -34,6 +36,13 @@ FUNCTION_CODES = {"none": 0, "swish": 1, "relu": 2, "relu2": 3, "sigmoid": 4}
 """Activation functions that decoding has compiled."""
 NORM_CODES = {"none": 0, "full": 1, "heads": 2}
 """Of a mixer's outputs: none, over all of them, over those of a head."""
+
+
+def int32(name: str, value: int) -> int:
+    """A count that C++ holds in 32 bits; ctypes would cut off what is more."""
+    if not 0 <= value < 1 << 31:
+        raise GSAError(f"the native engine counts {name} in 32 bits, and {value} is too many")
+    return value
 
 
 def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:

@@ -19,7 +19,7 @@ def choice(default: Any, names: Iterable[str]) -> Any:
     return field(default=default, metadata={"names": tuple(names)})
 
 
-MOST = {int: 2**63 - 1, float: 1e30}
+MOST: dict[type, Any] = {int: 2**63 - 1, float: 1e30}
 """The largest value, to either side of 0, of a field that says nothing else: what 64 bits hold, and what is far from
 overflow in single precision even when it is multiplied."""
 SEED = 2**64 - 1

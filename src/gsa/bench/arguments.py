@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from gsa.errors import GSAError, raised_by
+from gsa.terminal import quoted
 from gsa.threads import use_threads
+
+MOST = 2**31 - 1
 
 
 def prepare(operation: str, *, json: bool, markdown: bool, threads: int | None = None, **counts: int | None) -> None:
@@ -12,8 +15,9 @@ def prepare(operation: str, *, json: bool, markdown: bool, threads: int | None =
         if json and markdown:
             raise GSAError("json and markdown exclude each other")
         for name, count in counts.items():
-            if count is not None and count < 1:
-                raise GSAError(f"{name} must be at least 1, got {count}")
+            if count is not None and not 1 <= count <= MOST:
+                limit = "at least 1" if count < 1 else f"at most {MOST}"
+                raise GSAError(f"{name} must be {limit}, got {quoted(count)}")
         use_threads(threads)
 
 

@@ -29,9 +29,12 @@ from gsa.data.tokenizer import Tokenizer, load_tokenizer, tokenizer_paths
 from gsa.data.worker import Task, Workers
 from gsa.data.writer import ShardWriter, write_text
 from gsa.errors import GSAError
-from gsa.files import locked
+from gsa.files import locked, named
+from gsa.options import MOST
+from gsa.terminal import quoted
 
 SHARD_TOKENS = 2**27
+MAX_PROCESSES = 1024
 
 
 class EmptySide(GSAError):
@@ -64,14 +67,14 @@ def prepare(
     >>> prepare(["books/"], "bytes", "data/books")  # doctest: +SKIP
     """
     workers = usable_cores() if processes is None else processes
-    if workers < 1:
-        raise GSAError(f"data: processes must be at least 1, got {workers}")
+    if not 1 <= workers <= MAX_PROCESSES:
+        raise GSAError(f"data: processes must be between 1 and {MAX_PROCESSES}, got {quoted(workers)}")
     for name, count in (("shard_tokens", shard_tokens), ("max_tokens", max_tokens)):
-        if count is not None and count < 1:
-            raise GSAError(f"data: {name} must be at least 1, got {count}")
+        if count is not None and not 1 <= count <= MOST[int]:
+            raise GSAError(f"data: {name} must be between 1 and {MOST[int]}, got {quoted(count)}")
     if not str(out):
         raise GSAError("data: out is empty, expected the name of a folder")
-    out = Path(out)
+    out = named(out, "data")
     if out.exists() and not out.is_dir():
         raise GSAError(f"data: {out} is a file, expected a folder")
     split = None if holdout is None else Holdout.parse(holdout)

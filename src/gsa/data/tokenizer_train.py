@@ -20,6 +20,7 @@ from gsa.data.tokenizer import END_OF_TEXT, JSON, config_text, pieces
 from gsa.data.tokenizer_json import JsonTokenizer
 from gsa.errors import GSAError
 from gsa.extras import require
+from gsa.files import named
 
 BYTES = 256
 MAX_VOCABULARY = 2**20
@@ -64,7 +65,7 @@ def train_tokenizer(
         raise GSAError(f"tokenizer: limit_bytes must be at least 1, got {limit_bytes}")
     if not str(out):
         raise GSAError("tokenizer: out is empty, expected the name of a folder")
-    out = Path(out)
+    out = named(out, "tokenizer")
     if (out / JSON).exists():
         raise GSAError(f"tokenizer: {out} has a {JSON} already; choose another folder")
     inputs = [entry for group in plan(sources, field=field, exclude=exclude, leave_out=[out]) for entry in group]

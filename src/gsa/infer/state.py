@@ -80,7 +80,7 @@ class State:
         }
         with raised_by("State.save"):
             _check_values(self._tensors(), self.tokens)
-            write_state(Path(path), fields, self._tensors())
+            write_state(named(path, "file"), fields, self._tensors())
 
     @classmethod
     def load(cls, path: str | Path, model: Model) -> State:

@@ -37,7 +37,9 @@ MIXERS: dict[str, type[Mixer]] = {
 def mixer_class(name: str) -> type[Mixer]:
     """The class of a mixer."""
     if name not in MIXERS:
-        raise GSAError(f"mixer: unknown mixer {quoted(name)}{suggestion(name, MIXERS)}; expected one of {', '.join(MIXERS)}")
+        raise GSAError(
+            f"mixer: unknown mixer {quoted(name)}{suggestion(name, MIXERS)}; expected one of {', '.join(MIXERS)}"
+        )
     return MIXERS[name]
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gsa.errors import GSAError, raised_by
+from gsa.files import named
 from gsa.infer.model import Model
 from gsa.infer.state_file import FIELDS, Kind, check_kinds, kind_of, read_state, write_state
 from gsa.models.state import ModelState

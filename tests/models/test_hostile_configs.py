@@ -1,4 +1,4 @@
-"""Configs and patterns of any kind end at once: in a config that is valid, or in a sentence. Nothing is built before."""
+"""Configs and patterns of any kind end at once, in a valid config or in a sentence; models are counted before built."""
 
 from __future__ import annotations
 
@@ -68,12 +68,16 @@ HOSTILE_JSON = [
 
 
 @examples(200)
-@given(st.sampled_from(HOSTILE_JSON) | texts | st.recursive(st.none() | st.floats() | st.text(), st.lists).map(json.dumps))
+@given(
+    st.sampled_from(HOSTILE_JSON) | texts | st.recursive(st.none() | st.floats() | st.text(), st.lists).map(json.dumps)
+)
 def test_a_config_of_any_text(text: str) -> None:
     ended(ModelConfig.from_json, text)
 
 
-signs = st.sampled_from([*MIXERS, "gsa", ",", "(", ")", "*", "=", " ", "\t" * 3000, "999999", "window", "9" * 5000, "[" * 3000])
+signs = st.sampled_from(
+    [*MIXERS, "gsa", ",", "(", ")", "*", "=", " ", "\t" * 3000, "999999", "window", "9" * 5000, "[" * 3000]
+)
 
 
 @examples(300)

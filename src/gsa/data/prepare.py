@@ -31,7 +31,7 @@ from gsa.data.writer import ShardWriter, write_text
 from gsa.errors import GSAError
 from gsa.files import locked, named
 from gsa.options import MOST
-from gsa.terminal import quoted
+from gsa.terminal import quoted, shown
 
 SHARD_TOKENS = 2**27
 MAX_PROCESSES = 1024
@@ -223,9 +223,15 @@ def _finished(out: Path, settings: dict[str, Any], tokenizer: Tokenizer, show: b
         tokenizer.save(out / TOKENIZER)  # it has the fingerprint of the one that made the shards
         tokens.check_tokenizer()
     if show and times not in (None, settings[TIMES]):
-        print(f"data: note: the sources were changed after {out} was made; it has what was there then", file=sys.stderr)
+        print(
+            f"data: note: the sources were changed after {shown(str(out))} was made; it has what was there then",
+            file=sys.stderr,
+        )
     if show:
-        print(f"{out}: already done, {manifest.tokens:,} tokens, {manifest.documents:,} documents", file=sys.stderr)
+        print(
+            f"{shown(str(out))}: already done, {manifest.tokens:,} tokens, {manifest.documents:,} documents",
+            file=sys.stderr,
+        )
     return manifest
 
 

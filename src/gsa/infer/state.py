@@ -94,7 +94,7 @@ class State:
             return _kinds(model, int(fields["tokens"]))
 
         with raised_by(f"State.load: {path}"):
-            fields, tensors = read_state(Path(path), expected)
+            fields, tensors = read_state(named(path, "file"), expected)
             _check_values(tensors, int(fields["tokens"]))
         logits = tensors.pop("logits")
         return cls(

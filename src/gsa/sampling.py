@@ -5,11 +5,14 @@ This module needs no torch, so that the help of a command can tell the defaults 
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
 from gsa.errors import GSAError
 from gsa.options import MOST, SEED, check, number
 from gsa.terminal import quoted
+
+ANY = sys.float_info.max  # every number is of use here
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +28,7 @@ class Sampling:
 
     max_tokens: int = number(512, least=0)
     """Tokens at most; 0 reads the prompt and says nothing."""
-    temperature: float = number(0.8, least=0)
+    temperature: float = number(0.8, least=0, most=ANY)
     """What scores are divided by; 0 always takes the likeliest token, of several the one with the lowest id."""
     top_k: int = number(0, least=0)
     """So many of the likeliest tokens are left, and those as likely as the last of them; 0 leaves all."""
@@ -33,7 +36,7 @@ class Sampling:
     """The likeliest tokens that together have this probability are left, at least one; of equals, lower ids first."""
     min_p: float = number(0.0, least=0, most=1)
     """Tokens with at least this share of the likeliest one's probability are left."""
-    repetition_penalty: float = number(1.0, above=0)
+    repetition_penalty: float = number(1.0, above=0, most=ANY)
     """What positive scores are divided by, and negative ones multiplied with, of tokens that stand in the request's
     prompt or in what came out; tokens that were read into a state earlier are not known."""
     seed: int | None = number(None, least=0, most=SEED)

@@ -60,6 +60,12 @@ def _check(value: Any, allowed: tuple[type, ...], limits: dict[str, Any], name: 
         _check_limits(value, limits, MOST[float if float in allowed else int], name)
 
 
+def check_count(name: str, count: int | None, least: int = 1, most: int = MOST[int]) -> None:
+    """Raises GSAError for a count, if there is one, outside its limits."""
+    if count is not None:
+        _check_limits(count, {"least": least, "most": most}, MOST[int], name)
+
+
 def _check_limits(value: float, limits: dict[str, Any], largest: float, name: str) -> None:
     if not (type(value) is int or math.isfinite(value)):
         raise GSAError(f"{name} must be finite, got {value}")

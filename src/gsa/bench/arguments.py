@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gsa.errors import GSAError, raised_by
-from gsa.terminal import quoted
+from gsa.options import check_count
 from gsa.threads import use_threads
 
 MOST = 2**31 - 1
@@ -15,9 +15,7 @@ def prepare(operation: str, *, json: bool, markdown: bool, threads: int | None =
         if json and markdown:
             raise GSAError("json and markdown exclude each other")
         for name, count in counts.items():
-            if count is not None and not 1 <= count <= MOST:
-                limit = "at least 1" if count < 1 else f"at most {MOST}"
-                raise GSAError(f"{name} must be {limit}, got {quoted(count)}")
+            check_count(name, count, most=MOST)
         use_threads(threads)
 
 

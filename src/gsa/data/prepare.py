@@ -30,8 +30,8 @@ from gsa.data.worker import Task, Workers
 from gsa.data.writer import ShardWriter, write_text
 from gsa.errors import GSAError
 from gsa.files import locked, named
-from gsa.options import MOST
-from gsa.terminal import quoted, shown
+from gsa.options import check_count
+from gsa.terminal import shown
 
 SHARD_TOKENS = 2**27
 MAX_PROCESSES = 1024
@@ -67,11 +67,9 @@ def prepare(
     >>> prepare(["books/"], "bytes", "data/books")  # doctest: +SKIP
     """
     workers = usable_cores() if processes is None else processes
-    if not 1 <= workers <= MAX_PROCESSES:
-        raise GSAError(f"data: processes must be between 1 and {MAX_PROCESSES}, got {quoted(workers)}")
-    for name, count in (("shard_tokens", shard_tokens), ("max_tokens", max_tokens)):
-        if count is not None and not 1 <= count <= MOST[int]:
-            raise GSAError(f"data: {name} must be between 1 and {MOST[int]}, got {quoted(count)}")
+    check_count("data: processes", workers, most=MAX_PROCESSES)
+    check_count("data: shard_tokens", shard_tokens)
+    check_count("data: max_tokens", max_tokens)
     if not str(out):
         raise GSAError("data: out is empty, expected the name of a folder")
     out = named(out, "data")

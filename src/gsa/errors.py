@@ -5,12 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from gsa.terminal import shortened, shown
+
 _NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 """What torch says for want of memory: on GPUs, on CPUs, and on CPUs under Windows."""
 
 
 class GSAError(ValueError):
-    """Base of every error that this package raises on purpose."""
+    """Base of every error that this package raises on purpose.
+
+    What it quotes may come from anywhere: the message is never too long to read, and has no control characters.
+    """
+
+    def __init__(self, message: object) -> None:
+        super().__init__(shortened(shown(str(message))))
 
 
 class OutOfMemory(GSAError, MemoryError, RuntimeError):

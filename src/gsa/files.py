@@ -20,9 +20,29 @@ from safetensors import SafetensorError
 
 from gsa.errors import GSAError
 from gsa.locks import held
+from gsa.terminal import quoted
 
 OLD = ".old"  # suffix of a folder that is being replaced
 UNFINISHED = ".unfinished"  # suffix of what is being written or removed
+MOST_JSON = 2**26  # bytes; objects take some ten times as many in memory
+
+
+def named(name: str | Path, what: str) -> Path:
+    """The path of a name that someone gave, of a file that there may be or not; raises for what no file can be called.
+
+    That is a name with a NUL, with characters that the file system does not have, or too long a one.
+    """
+    try:
+        os.lstat(name)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        pass
+    except OSError as error:
+        raise GSAError(f"{what}: {quoted(str(name))} cannot be used: {error.strerror}") from None
+    except ValueError:
+        raise GSAError(
+            f"{what}: {quoted(str(name))} cannot be the name of a file: it has a NUL, or half of a surrogate"
+        ) from None
+    return Path(name)
 
 
 class NotAFile(OSError):
@@ -71,16 +91,30 @@ def read_text(path: str | Path) -> str:
 def read_json(path: Path, *, made_by: str | None = None) -> dict[str, Any]:
     """The object in a JSON file; `made_by` is the command that would have written it, for the error."""
     try:
-        fields = json.loads(read_file(path))
+        with open_file(named(path, "JSON")) as file:
+            content = file.read(MOST_JSON + 1)
     except (FileNotFoundError, NotADirectoryError):
         hint = "" if made_by is None else f"; `{made_by}` writes it"
         raise GSAError(f"{path}: there is no such file{hint}") from None
     except OSError as error:
         raise GSAError(f"{path}: cannot be read: {error}") from None
-    except (ValueError, RecursionError) as error:  # also for numbers of too many digits, and brackets nested too deep
-        raise GSAError(f"{path}: not JSON: {error}") from None
+    return parse_json(content, str(path))
+
+
+def parse_json(text: str | bytes, what: str) -> dict[str, Any]:
+    """The object that a JSON text is; the error says what it was about."""
+    if len(text) > MOST_JSON:
+        raise GSAError(f"{what}: more than {byte_count(MOST_JSON)} of JSON, expected less")
+    try:
+        fields = json.loads(text)
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise GSAError(f"{what}: not JSON: {error}") from None
+    except RecursionError:
+        raise GSAError(f"{what}: not JSON that can be read: brackets are nested too deep") from None
+    except ValueError:
+        raise GSAError(f"{what}: not JSON that can be read: a number has thousands of digits") from None
     if not isinstance(fields, dict):
-        raise GSAError(f"{path}: expected a JSON object, got {type(fields).__name__}")
+        raise GSAError(f"{what}: expected a JSON object, got {type(fields).__name__}")
     return fields
 
 

@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any
 
 from gsa.errors import GSAError
+from gsa.terminal import quoted
 
 
 def choice(default: Any, names: Iterable[str]) -> Any:
@@ -18,9 +19,23 @@ def choice(default: Any, names: Iterable[str]) -> Any:
     return field(default=default, metadata={"names": tuple(names)})
 
 
-def number(default: Any = ..., *, least: float | None = None, above: float | None = None) -> Any:
-    """A numeric field with a lower limit, which is allowed (`least`) or not (`above`)."""
-    metadata = {"least": least, "above": above}
+MOST: dict[type, Any] = {int: 2**63 - 1, float: 1e30}
+"""The largest value, to either side of 0, of a field that says nothing else: what 64 bits hold, and what is far from
+overflow in single precision even when it is multiplied."""
+SEED = 2**64 - 1
+"""The largest seed that torch takes."""
+
+
+def number(
+    default: Any = ...,
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    most: float | None = None,
+    below: float | None = None,
+) -> Any:
+    """A numeric field with limits, which are allowed themselves (`least`, `most`) or not (`above`, `below`)."""
+    metadata = {"least": least, "above": above, "most": most, "below": below}
     return field(metadata=metadata) if default is ... else field(default=default, metadata=metadata)
 
 
@@ -32,7 +47,7 @@ def check(options: Any, what: str) -> None:
 def check_values(options: Any, values: Any, what: str) -> None:
     """The same for an object from JSON with fields of a dataclass; of other names, nothing is known."""
     if not isinstance(values, dict):
-        raise GSAError(f"{what} must be {_NAMES[dict]}, got {values!r:.80}")
+        raise GSAError(f"{what} must be {_NAMES[dict]}, got {quoted(values)}")
     allowed, limits = _types(options), _limits(options)
     for name in (name for name in allowed if name in values):
         _check(values[name], allowed[name], limits[name], f"{what}: {name}")
@@ -42,27 +57,34 @@ def _check(value: Any, allowed: tuple[type, ...], limits: dict[str, Any], name: 
     fits = type(value) in allowed or (float in allowed and type(value) is int)
     if not fits:
         expected = " or ".join("none" if t is type(None) else _NAMES.get(t, t.__name__) for t in allowed)
-        raise GSAError(f"{name} must be {expected}, got {value!r}")
-    if value is None:
-        return
-    if float in allowed and not finite(value):
-        raise GSAError(f"{name} must be finite, got {str(value)[:40]}")
+        raise GSAError(f"{name} must be {expected}, got {quoted(value)}")
     names = limits.get("names")
-    if names is not None and value not in names:
-        raise GSAError(f"{name} must be one of {', '.join(names)}, got {value!r}")
-    least, above = limits.get("least"), limits.get("above")
+    if names is not None and value is not None and value not in names:
+        raise GSAError(f"{name} must be one of {', '.join(names)}, got {quoted(value)}")
+    if type(value) in (int, float):
+        _check_limits(value, limits, MOST[float if float in allowed else int], name)
+
+
+def check_count(name: str, count: int | None, least: int = 1, most: int = MOST[int]) -> None:
+    """Raises GSAError for a count, if there is one, outside its limits."""
+    if count is not None:
+        _check_limits(count, {"least": least, "most": most}, MOST[int], name)
+
+
+def _check_limits(value: float, limits: dict[str, Any], largest: float, name: str) -> None:
+    if not (type(value) is int or math.isfinite(value)):
+        raise GSAError(f"{name} must be finite, got {value}")
+    least, above, most, below = (limits.get(limit) for limit in ("least", "above", "most", "below"))
     if least is not None and value < least:
-        raise GSAError(f"{name} must be at least {least}, got {value!r}")
+        raise GSAError(f"{name} must be at least {least}, got {quoted(value)}")
     if above is not None and value <= above:
-        raise GSAError(f"{name} must be above {above}, got {value!r}")
-
-
-def finite(number: float) -> bool:
-    """Whether a number is finite, as a float."""
-    try:
-        return math.isfinite(number)
-    except OverflowError:  # an int too large for a float
-        return False
+        raise GSAError(f"{name} must be above {above}, got {quoted(value)}")
+    if below is not None and value >= below:
+        raise GSAError(f"{name} must be below {below}, got {quoted(value)}")
+    if value > (largest if most is None else most):
+        raise GSAError(f"{name} must be at most {largest if most is None else most}, got {quoted(value)}")
+    if value < -largest:
+        raise GSAError(f"{name} must be at least {-largest}, got {quoted(value)}")
 
 
 _NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "a name", dict: "names with values"}

@@ -5,10 +5,14 @@ This module needs no torch, so that the help of a command can tell the defaults 
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
 from gsa.errors import GSAError
-from gsa.options import check, number
+from gsa.options import MOST, SEED, check, number
+from gsa.terminal import quoted
+
+ANY = sys.float_info.max  # every number is of use here
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,18 +28,18 @@ class Sampling:
 
     max_tokens: int = number(512, least=0)
     """Tokens at most; 0 reads the prompt and says nothing."""
-    temperature: float = number(0.8, least=0)
+    temperature: float = number(0.8, least=0, most=ANY)
     """What scores are divided by; 0 always takes the likeliest token, of several the one with the lowest id."""
     top_k: int = number(0, least=0)
     """So many of the likeliest tokens are left, and those as likely as the last of them; 0 leaves all."""
-    top_p: float = number(0.95, least=0)
+    top_p: float = number(0.95, least=0, most=1)
     """The likeliest tokens that together have this probability are left, at least one; of equals, lower ids first."""
-    min_p: float = number(0.0, least=0)
+    min_p: float = number(0.0, least=0, most=1)
     """Tokens with at least this share of the likeliest one's probability are left."""
-    repetition_penalty: float = number(1.0, above=0)
+    repetition_penalty: float = number(1.0, above=0, most=ANY)
     """What positive scores are divided by, and negative ones multiplied with, of tokens that stand in the request's
     prompt or in what came out; tokens that were read into a state earlier are not known."""
-    seed: int | None = number(None, least=0)
+    seed: int | None = number(None, least=0, most=SEED)
     """Of the random numbers; without one, they differ each time."""
     stop: tuple[int, ...] = ()
     """Tokens that end the text; they are not part of it."""
@@ -45,12 +49,9 @@ class Sampling:
 
     def __post_init__(self) -> None:
         check(self, "sampling")
-        for name in ("top_p", "min_p"):
-            if getattr(self, name) > 1:
-                raise GSAError(f"sampling: {name} must be at most 1, got {getattr(self, name)!r}")
         for token in self.stop:
-            if type(token) is not int or token < 0:
-                raise GSAError(f"sampling: stop must hold ids of tokens, got {token!r}")
+            if type(token) is not int or not 0 <= token <= MOST[int]:
+                raise GSAError(f"sampling: stop must hold ids of tokens, got {quoted(token)}")
 
     @property
     def greedy(self) -> bool:

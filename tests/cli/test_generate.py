@@ -195,7 +195,7 @@ def test_a_run_is_its_newest_whole_checkpoint(capsys: pytest.CaptureFixture, tmp
         (("a", "--save-state", "."), "'.' cannot be written"),
         (("a", "--save-state", os.devnull), "'/dev/null' cannot be written"),
         (("a", "--save-state", "n" * 250), "n' cannot be written: File name too long"),  # while it is unfinished
-        (("a", "--save-state", "n" * 300), "n' cannot be written: File name too long"),
+        (("a", "--save-state", "n" * 300), "n' cannot be used: File name too long"),
         (("é\udcff",), "the prompt is not UTF-8 at byte 2"),
         (("a", "--stop", "\udcff"), "a stop string is not UTF-8 at byte 0"),
     ],

@@ -70,7 +70,7 @@ def test_made_in_inference_mode_and_used_outside(case: str) -> None:
 
 @pytest.mark.parametrize("name", ["temperature", "repetition_penalty", "top_p"])
 def test_numbers_beyond_all_numbers(name: str) -> None:
-    with pytest.raises(GSAError, match=f"sampling: {name} must be finite, got 1000"):
+    with pytest.raises(GSAError, match=f"sampling: {name} must be at most .*, got a number of about 401 digits"):
         Sampling(**{name: 10**400})
 
 

@@ -127,7 +127,7 @@ def test_a_token_without_weight_never_comes(weights, chance):
         {"repetition_penalty": 5e-324},
         {"repetition_penalty": 1e308},
         {"temperature": 5e-324, "repetition_penalty": 5e-324, "top_p": 0.0, "min_p": 1.0, "top_k": 10**9},
-        {"seed": 10**40},
+        {"seed": 2**64 - 1},
     ],
     ids=str,
 )

@@ -407,7 +407,7 @@ BROKEN_PATTERNS = {
     "gsa gla": "cannot read 'gsa gla'",
     "gsa;gla": "cannot read 'gsa;gla'",
     "": "cannot read ''",
-    " ": "cannot read ' '",
+    " ": "cannot read ''",
     ",": "cannot read ''",
     "gsa,": "cannot read ''",
     "gsa,,gla": "cannot read ''",
@@ -483,8 +483,8 @@ def test_json_of_a_file(tmp_path: Path) -> None:
     assert ModelConfig.load(tmp_path / "config.json") == config
     assert ModelConfig.load(str(tmp_path / "config.json")) == config
     (tmp_path / "bytes").write_bytes(b"\xff\xfe\xff")
-    for missing in ("none.json", "bytes", ""):
-        with pytest.raises(GSAError, match=f"config: cannot read .*{missing}"):
+    for missing, problem in (("none.json", "no such file"), ("bytes", "not JSON"), ("", "cannot be read")):
+        with pytest.raises(GSAError, match=f"config: .*{missing}: .*{problem}"):
             ModelConfig.load(tmp_path / missing)
 
 
@@ -492,10 +492,10 @@ WRONG_JSON = (
     ("", "config: not JSON"),
     ("gsa", "config: not JSON"),
     ('{"num_slots": 8', "config: not JSON"),
-    ("[]", "config: expected an object with fields, got list"),
-    ("3", "config: expected an object with fields, got int"),
-    ("null", "config: expected an object with fields, got NoneType"),
-    ('"gsa"', "config: expected an object with fields, got str"),
+    ("[]", "config: expected a JSON object, got list"),
+    ("3", "config: expected a JSON object, got int"),
+    ("null", "config: expected a JSON object, got NoneType"),
+    ('"gsa"', "config: expected a JSON object, got str"),
     ('{"num_slot": 8}', "config: unknown field 'num_slot' .did you mean 'num_slots'"),
     ('{"": 8}', "config: unknown field ''"),
     ('{"num_slots": "8"}', "config: num_slots must be a whole number"),

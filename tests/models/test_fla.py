@@ -186,7 +186,9 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
 def test_pickled_weights_are_not_read(tmp_path: Path) -> None:
     source = write(tmp_path / "fla", *fla_layout.checkpoint("gsa"))
     (source / "model.safetensors").rename(source / "pytorch_model.bin")
-    with pytest.raises(GSAError, match=r"pytorch_model.bin are pickled weights, which are not read"):
+    with pytest.raises(
+        GSAError, match=r"pickled \(pytorch_model.bin\), which is never read, .* convert them to safetensors"
+    ):
         import_checkpoint(source, tmp_path / "ours")
 
 

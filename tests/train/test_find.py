@@ -141,6 +141,22 @@ def test_what_the_hub_has_is_fetched(lm: LM, tmp_path: Path, monkeypatch: pytest
     assert rest == [("owner/name", "config.json", False), ("owner/name", True, False)]
 
 
+def test_pickled_weights_of_the_hub_are_named(lm: LM, hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are not fetched; what the Hub lists tells of them."""
+    folder = put_on(hub, "owner/pickled")
+    save_model(lm, folder)
+    (folder / "model.safetensors").unlink()
+    monkeypatch.setattr("huggingface_hub.list_repo_files", lambda name, revision: ["config.json", "pytorch_model.bin"])
+    with pytest.raises(GSAError, match=r"model 'owner/pickled': there is neither model.safetensors nor"):
+        find_model("owner/pickled")  # out of the cache, where they would not be
+    monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", lambda url, timeout: None)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda name, file, local_files_only: str(folder / file))
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **options: str(folder))
+    for load in (find_model, gsa.load, LM.from_pretrained):
+        with pytest.raises(GSAError, match=r"model 'owner/pickled': its weights are pickled \(pytorch_model.bin\)"):
+            load("owner/pickled")
+
+
 def test_a_model_of_the_hub_that_is_not_ours(hub: Path) -> None:
     (put_on(hub, "owner/llama") / "config.json").write_text(json.dumps({"model_type": "llama"}))
     with pytest.raises(GSAError, match="model_type is 'llama', expected 'gated_slot_attention'"):

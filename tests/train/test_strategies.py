@@ -179,6 +179,7 @@ def threads_that_stay() -> list[str]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are listed here on Linux")
+@pytest.mark.slow
 def test_no_thread_outlives_fsdp() -> None:
     """One that does can abort the process while Python shuts down."""
     assert on_ranks(2, threads_that_stay) == [[], []]

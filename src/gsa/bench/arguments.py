@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from gsa.errors import GSAError, raised_by
+from gsa.options import check_count
 from gsa.threads import use_threads
+
+MOST = 2**31 - 1
 
 
 def prepare(operation: str, *, json: bool, markdown: bool, threads: int | None = None, **counts: int | None) -> None:
@@ -12,8 +15,7 @@ def prepare(operation: str, *, json: bool, markdown: bool, threads: int | None =
         if json and markdown:
             raise GSAError("json and markdown exclude each other")
         for name, count in counts.items():
-            if count is not None and count < 1:
-                raise GSAError(f"{name} must be at least 1, got {count}")
+            check_count(name, count, most=MOST)
         use_threads(threads)
 
 

@@ -8,7 +8,6 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TextIO, cast
 
 from gsa.terminal import shown
@@ -48,6 +47,7 @@ def read_text(path: str, *, strict: bool = False) -> str:
     """
     from gsa.data.utf8 import decode
     from gsa.errors import GSAError
+    from gsa.files import named
 
     name = "standard input" if path == "-" else path
     if not path:
@@ -55,7 +55,7 @@ def read_text(path: str, *, strict: bool = False) -> str:
     if path == "-" and sys.stdin is None:
         raise GSAError("standard input cannot be read: it is closed")
     try:
-        content = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+        content = sys.stdin.buffer.read() if path == "-" else named(path, "file").read_bytes()
     except OSError as error:
         raise GSAError(f"{name} cannot be read: {error.strerror}") from None
     content = content.removeprefix(codecs.BOM_UTF8)
@@ -89,9 +89,9 @@ def check_typed(text: str, name: str) -> None:
 def check_place(path: str) -> None:
     """Raises if a file cannot be written there: better before long work than after it."""
     from gsa.errors import GSAError
-    from gsa.files import unfinished
+    from gsa.files import named, unfinished
 
-    place = Path(path)
+    place = named(path, "file")
     try:
         other = place.exists() and not place.is_file()
         if not path or other or not os.access(place.parent, os.W_OK | os.X_OK):
@@ -116,7 +116,7 @@ def tell(text: object, begin: str = "", name: str = "gsa") -> None:
         return
     line = begin + (f"{name}: " if name else "") + str(text)
     with suppress(OSError):
-        print(shown(line) if is_terminal(sys.stderr) else line, file=sys.stderr, flush=True)
+        print(shown(line), file=sys.stderr, flush=True)
 
 
 class Output:
@@ -181,7 +181,7 @@ class _Watched:
 
     def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream
-        self.encoding = "utf-8" if stream is None else stream.encoding
+        self.encoding = (None if stream is None else stream.encoding) or "utf-8"
         self.failure: OSError | None = None
 
     def __getattr__(self, name: str) -> Any:
@@ -191,7 +191,8 @@ class _Watched:
         with self._remembered():
             if self._stream is None:
                 raise OSError(errno.EBADF, "it is closed")
-            return self._stream.write(text)
+            # Names of files may have what cannot be written.
+            return self._stream.write(text.encode(self.encoding, "backslashreplace").decode(self.encoding))
 
     def flush(self) -> None:
         with self._remembered():

@@ -38,11 +38,12 @@ def demo(out: str = "out") -> None:
 
     from gsa import pretrained
     from gsa.extras import require
+    from gsa.files import named
     from gsa.infer.text import TextEngine
 
     require("transformers", "demo: the Llama beside the model")
     require("matplotlib", "demo: the charts")
-    console, folder = Console(highlight=False), Path(out)
+    console, folder = Console(highlight=False), named(out, "demo")
     with _written_to(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=folder):

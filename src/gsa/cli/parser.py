@@ -10,8 +10,11 @@ from jsonargparse import ActionYesNo, ArgumentParser, DefaultHelpFormatter
 
 from gsa.cli.console import tell
 from gsa.cli.mistakes import explained
+from gsa.cli.settings_file import problem
 from gsa.cli.values import Value
+from gsa.errors import GSAError
 from gsa.options import choices
+from gsa.terminal import shortened
 
 SHORT = {"--max_tokens": "-n"}
 """Options that have a short name too."""
@@ -109,6 +112,20 @@ class Parser(ArgumentParser):
             self._needed.add(action.dest)
         return action
 
+    def parse_args(self, args: Any = None, *others: Any, **options: Any) -> Any:
+        for file in taken_out("--config", args or [])[0]:
+            found = problem(file)
+            if found is not None:
+                self.error(found)
+        try:
+            return super().parse_args(args, *others, **options)
+        except GSAError:
+            raise
+        except RecursionError:
+            self.error("a value is nested too deep")
+        except ValueError as error:  # what the parser library does not expect: a number of thousands of digits
+            self.error(str(error))
+
     def _get_values(self, action: Action, arg_strings: list[str]) -> Any:
         # argparse would set a positional argument that was left out to its default, over what a file of settings says.
         if action.nargs == "?" and not action.option_strings and not arg_strings:
@@ -134,7 +151,7 @@ class Parser(ArgumentParser):
         """Says what is wrong, how the verb is used and where more is told; and exits."""
         parser = getattr(ex, "subcommand_parser", None) or self
         command = parser.prog.replace(" [options]", "")
-        tell(explained(message, parser._actions, getattr(self, "args", [])), name=command)
+        tell(shortened(explained(message, parser._actions, getattr(self, "args", []))), name=command)
         tell(f"usage: {parser.short_usage()}\n{command} --help tells more", name="")
         raise SystemExit(2)
 

@@ -67,10 +67,11 @@ def show(path: str, json: bool = False) -> None:
     """
     from gsa.cli.console import Output
     from gsa.errors import raised_by
+    from gsa.files import named
     from gsa.infer.state_file import inspect_state
 
     with raised_by(f"state: {path}"):
-        fields, kinds = inspect_state(Path(path))
+        fields, kinds = inspect_state(named(path, "state"))
     facts: dict[str, Any] = {
         "file": path,
         "tokens": int(fields["tokens"]),

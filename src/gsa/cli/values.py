@@ -8,6 +8,8 @@ from argparse import ArgumentTypeError
 from pathlib import Path
 from typing import Any
 
+from gsa.terminal import quoted
+
 _WORDS: dict[type, tuple[str, str]] = {
     int: ("a whole number", "N"),
     float: ("a number", "X"),
@@ -53,9 +55,9 @@ class Value:
         try:
             value = self._read(given)
         except (TypeError, ValueError, OverflowError):
-            raise WrongValue(f"must be {self.words}, got {given!r}") from None
+            raise WrongValue(f"must be {self.words}, got {quoted(given)}") from None
         if self.names and value not in self.names:
-            raise WrongValue(f"must be {self.words}, got {given!r}")
+            raise WrongValue(f"must be {self.words}, got {quoted(given)}")
         return value
 
     def _read(self, given: Any) -> Any:

@@ -18,6 +18,7 @@ from gsa.data.documents import Findings, Text, no_text, texts
 from gsa.data.portions import read_portions
 from gsa.data.sources import Input
 from gsa.errors import GSAError
+from gsa.terminal import quoted
 
 HELDOUT = "heldout"
 """The folder of held-out tokens, within that of the others."""
@@ -53,13 +54,13 @@ class Holdout:
         >>> Holdout.parse("0.5%").share
         Fraction(1, 200)
         """
-        if found := re.fullmatch(r"(\d+(?:\.\d+)?)%", asked):
+        if found := re.fullmatch(r"(\d{1,9}(?:\.\d{1,18})?)%", asked):
             share = Fraction(found[1]) / 100
             if 0 < share < 1:
                 return cls(asked, share=share)
-        elif re.fullmatch(r"\d+", asked) and int(asked) > 0:
+        elif re.fullmatch(r"\d{1,18}", asked) and int(asked) > 0:
             return cls(asked, count=int(asked))
-        raise GSAError(f"data: holdout must be a share as in 1%, or a number of documents as in 5, got {asked!r}")
+        raise GSAError(f"data: holdout must be a share as in 1%, or a number of documents as in 5, got {quoted(asked)}")
 
     def threshold(self, sources: Sequence[str], inputs: Sequence[Input], text_field: str) -> int:
         """The key below which documents are held out; for a number of them, all sources are read once.

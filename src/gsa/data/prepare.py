@@ -29,10 +29,13 @@ from gsa.data.tokenizer import Tokenizer, load_tokenizer, tokenizer_paths
 from gsa.data.worker import Task, Workers
 from gsa.data.writer import ShardWriter, write_text
 from gsa.errors import GSAError
-from gsa.files import remove_leftovers
+from gsa.files import named, remove_leftovers
 from gsa.locks import locked
+from gsa.options import check_count
+from gsa.terminal import shown
 
 SHARD_TOKENS = 2**27
+MAX_PROCESSES = 1024
 
 
 class EmptySide(GSAError):
@@ -65,14 +68,12 @@ def prepare(
     >>> prepare(["books/"], "bytes", "data/books")  # doctest: +SKIP
     """
     workers = usable_cores() if processes is None else processes
-    if workers < 1:
-        raise GSAError(f"data: processes must be at least 1, got {workers}")
-    for name, count in (("shard_tokens", shard_tokens), ("max_tokens", max_tokens)):
-        if count is not None and count < 1:
-            raise GSAError(f"data: {name} must be at least 1, got {count}")
+    check_count("data: processes", workers, most=MAX_PROCESSES)
+    check_count("data: shard_tokens", shard_tokens)
+    check_count("data: max_tokens", max_tokens)
     if not str(out):
         raise GSAError("data: out is empty, expected the name of a folder")
-    out = Path(out)
+    out = named(out, "data")
     if out.exists() and not out.is_dir():
         raise GSAError(f"data: {out} is a file, expected a folder")
     split = None if holdout is None else Holdout.parse(holdout)
@@ -225,9 +226,15 @@ def _finished(out: Path, settings: dict[str, Any], tokenizer: Tokenizer, show: b
         write_text(out / MANIFEST, manifest.to_json())
         Tokens(out, manifest).check_tokenizer()
     if show and times not in (None, settings[TIMES]):
-        print(f"data: note: the sources were changed after {out} was made; it has what was there then", file=sys.stderr)
+        print(
+            f"data: note: the sources were changed after {shown(str(out))} was made; it has what was there then",
+            file=sys.stderr,
+        )
     if show:
-        print(f"{out}: already done, {manifest.tokens:,} tokens, {manifest.documents:,} documents", file=sys.stderr)
+        print(
+            f"{shown(str(out))}: already done, {manifest.tokens:,} tokens, {manifest.documents:,} documents",
+            file=sys.stderr,
+        )
     return manifest
 
 

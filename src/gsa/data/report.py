@@ -10,6 +10,7 @@ from typing import Any
 from gsa.data.documents import Findings
 from gsa.data.shards import Manifest
 from gsa.data.tokenizer import Tokenizer
+from gsa.terminal import shown
 
 LINE_SECONDS = 30.0
 LETTERS = ["a", "Z", "7", "\n", "\t", "~", "é", "я", "א", "東", "ไ", "😀"]
@@ -86,7 +87,7 @@ class Report:
             f"{seconds:.1f} s, {made / max(seconds, 1e-9):,.0f} tokens/s",
         ]
         lines += problems(manifest) + losses(tokenizer)
-        print("\n".join(lines), file=sys.stderr, flush=True)
+        print(shown("\n".join(lines)), file=sys.stderr, flush=True)
 
 
 def problems(found: Manifest | Findings) -> list[str]:

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gsa.errors import GSAError
-from gsa.files import open_file, read_json, sha256
+from gsa.files import named, open_file, read_json, sha256
 
 FORMAT = 1
 MANIFEST, TOKENIZER = "manifest.json", "tokenizer"
@@ -180,7 +180,7 @@ class Tokens:
     @classmethod
     def open(cls, folder: str | Path) -> Tokens:
         """The tokens of a folder, after a look at every file's head and size; `verify` looks at every byte."""
-        folder = Path(folder)
+        folder = named(folder, "data")
         if not folder.is_dir():
             raise GSAError(f"{folder}: there is no such folder; `gsa data prepare` writes one")
         if not (folder / MANIFEST).exists() and (folder / "progress.json").exists():

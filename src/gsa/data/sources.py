@@ -25,6 +25,7 @@ from typing import Any
 from gsa.data.optional import first_line, hub_failures, optional
 from gsa.data.streams import COMPRESSIONS, MAGIC, MAX_ROW_BYTES, Stream, zstandard
 from gsa.errors import GSAError
+from gsa.files import named
 
 ROWS = {".jsonl", ".ndjson"}
 ARCHIVES = ("7z", "bz2", "rar", "tar", "tgz", "xz", "zip")
@@ -90,7 +91,7 @@ def _of_source(
     """The inputs of one source; patterns that fit a file are taken out of `unused`."""
     if source.startswith("hf:"):
         return [_of_hub(source.removeprefix("hf:"), field)]
-    path = Path(source)
+    path = named(source, "data")
     if path.is_dir():
         found = _files(path, leave_out)
         files = [file for file in found if not _excluded(file, path, exclude, unused)]

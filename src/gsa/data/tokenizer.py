@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from gsa.data.shards import TokenizerInfo, token_dtype
 from gsa.errors import GSAError
-from gsa.files import read_text
+from gsa.files import named, read_text
 
 BUILT_IN = ("bytes", "mistral")
 JSON, CONFIG = "tokenizer.json", "tokenizer_config.json"
@@ -89,7 +89,7 @@ class Tokenizer(ABC):
 
 def load_tokenizer(name: str | Path) -> Tokenizer:
     """The tokenizer `bytes`, `mistral` (Mistral 7B's, the paper's), of a folder or tokenizer.json, or of the Hub."""
-    text, path = str(name), Path(name)
+    text, path = str(name), named(name, "tokenizer")
     if text == "bytes":
         return BytesTokenizer()
     if text == "mistral":

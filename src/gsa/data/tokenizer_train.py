@@ -21,6 +21,8 @@ from gsa.data.tokenizer_check import WORDS
 from gsa.data.tokenizer_json import JsonTokenizer
 from gsa.errors import GSAError
 from gsa.extras import require
+from gsa.files import named
+from gsa.options import check_count
 
 BYTES = 256
 MAX_VOCABULARY = 2**20
@@ -47,13 +49,11 @@ def train_tokenizer(
 
     if vocab_size < BYTES + 1:
         raise GSAError(f"tokenizer: vocab_size must be at least {BYTES + 1} (bytes and end of text), got {vocab_size}")
-    if vocab_size > MAX_VOCABULARY:
-        raise GSAError(f"tokenizer: vocab_size must be at most {MAX_VOCABULARY}, got {vocab_size}")
-    if limit_bytes is not None and limit_bytes < 1:
-        raise GSAError(f"tokenizer: limit_bytes must be at least 1, got {limit_bytes}")
+    check_count("tokenizer: vocab_size", vocab_size, most=MAX_VOCABULARY)
+    check_count("tokenizer: limit_bytes", limit_bytes)
     if not str(out):
         raise GSAError("tokenizer: out is empty, expected the name of a folder")
-    out = Path(out)
+    out = named(out, "tokenizer")
     if (out / JSON).exists():
         raise GSAError(f"tokenizer: {out} has a {JSON} already; choose another folder")
     inputs = [entry for group in plan(sources, field=field, exclude=exclude, leave_out=[out]) for entry in group]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gsa.errors import GSAError, raised_by
+from gsa.files import named
 from gsa.infer.model import Model
 from gsa.infer.state_file import FIELDS, MAX_TOKENS, Kind, check_kinds, kind_of, read_state, write_state
 from gsa.models.state import ModelState
@@ -98,7 +99,7 @@ class State:
         }
         with raised_by("State.save"):
             _check_values(self._tensors(), self.tokens)
-            write_state(Path(path), fields, self._tensors())
+            write_state(named(path, "file"), fields, self._tensors())
 
     @classmethod
     def load(cls, path: str | Path, model: Model) -> State:
@@ -111,7 +112,7 @@ class State:
             return _kinds(model, int(fields["tokens"]))
 
         with raised_by(f"State.load: {path}"):
-            fields, tensors = read_state(Path(path), expected)
+            fields, tensors = read_state(named(path, "file"), expected)
             _check_values(tensors, int(fields["tokens"]))
         logits = tensors.pop("logits")
         return cls(

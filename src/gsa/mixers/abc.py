@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from gsa.mixers.base import State
+from gsa.mixers.base import MAX_WIDTH, State
 from gsa.mixers.gsa import bounded_memory, normaliser, slot_memory, slot_memory_size
 from gsa.mixers.heads import HeadMixer, HeadOptions
 from gsa.mixers.rotary import RotaryOptions
@@ -23,7 +23,7 @@ from gsa.options import number
 class ABCOptions(RotaryOptions, HeadOptions):
     """Options of ABC."""
 
-    num_slots: int = number(64, least=1)
+    num_slots: int = number(64, least=1, most=MAX_WIDTH)
     """Memory slots M of each head."""
     normalise: bool = True
     """True: memory is a running average of what was written. False: it is a growing sum, the paper's equation."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from gsa.mixers.attend import attend, attend_packed
-from gsa.mixers.base import Mixer, State
+from gsa.mixers.base import MAX_HEADS, MAX_WIDTH, Mixer, State
 from gsa.mixers.norm import RMSNorm
 from gsa.mixers.rotary import RotaryOptions
 from gsa.mixers.sequences import Sequences
@@ -23,11 +23,11 @@ from gsa.options import divides, number
 class AttentionOptions(RotaryOptions):
     """Options of softmax attention."""
 
-    num_attention_heads: int | None = number(None, least=1)
+    num_attention_heads: int | None = number(None, least=1, most=MAX_HEADS)
     """Heads of queries; of width 64 by default."""
-    num_key_value_heads: int | None = number(None, least=1)
+    num_key_value_heads: int | None = number(None, least=1, most=MAX_HEADS)
     """Heads of keys and values, each shared by a group of query heads; as many as queries by default."""
-    head_dim: int | None = number(None, least=1)
+    head_dim: int | None = number(None, least=1, most=MAX_WIDTH)
     """Width of a head; the model width over the heads by default."""
     window: int | None = number(None, least=1)
     """Tokens that a token sees, itself among them; all before it by default."""

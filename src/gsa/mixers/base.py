@@ -18,6 +18,9 @@ from gsa.errors import GSAError
 from gsa.mixers.sequences import Sequences, describe, padding_of, sequences_of
 from gsa.options import check, number
 
+MAX_WIDTH = 2**20
+"""Of a model; the widths and counts of its parts have limits of that order, so that no size overflows 64 bits."""
+MAX_HEADS = 2**16
 State = dict[str, Tensor]
 """What a sequence leaves behind: tensors by name, each with the sequences [N, ...] first."""
 
@@ -26,7 +29,7 @@ State = dict[str, Tensor]
 class Options:
     """What can be chosen of a mixer. The sentence beneath a field says what it does."""
 
-    hidden_size: int = number(least=1)
+    hidden_size: int = number(least=1, most=MAX_WIDTH)
     """Model width D."""
     rms_norm_eps: float = number(1e-6, above=0)
     """Added to the mean square in norms."""

@@ -16,12 +16,14 @@ from gsa.mixers.base import Options, State
 from gsa.mixers.sequences import Sequences
 from gsa.options import number
 
+MAX_SPAN = 2**12  # a short convolution
+
 
 @dataclass(frozen=True, kw_only=True)
 class ConvolutionOptions(Options):
     """Options of mixers whose projections may be followed by a convolution."""
 
-    conv_size: int = number(0, least=0)
+    conv_size: int = number(0, least=0, most=MAX_SPAN)
     """Tokens that a causal convolution behind the projections spans; 0 for no convolution."""
     conv_bias: bool = False
     """Whether those convolutions have a bias."""

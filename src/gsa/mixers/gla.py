@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from gsa.mixers.activations import log_forget_gate
-from gsa.mixers.base import Mixer, State
+from gsa.mixers.base import MAX_WIDTH, Mixer, State
 from gsa.mixers.heads import HeadMixer, HeadOptions
 from gsa.mixers.sequences import Sequences
 from gsa.ops import gated_linear_attention
@@ -24,7 +24,7 @@ from gsa.options import number
 class GLAOptions(HeadOptions):
     """Options of gated linear attention."""
 
-    gate_rank: int = number(16, least=1)
+    gate_rank: int = number(16, least=1, most=MAX_WIDTH)
     """Rank of the map from token to gates."""
     gate_temperature: float = number(16.0, above=0)
     """tau: gates are sigmoid(logits)^(1/tau)."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from gsa.mixers.activations import ACTIVATIONS, log_forget_gate
-from gsa.mixers.base import State
+from gsa.mixers.base import MAX_WIDTH, State
 from gsa.mixers.heads import HeadMixer, HeadOptions
 from gsa.mixers.sequences import Sequences
 from gsa.ops import (
@@ -35,7 +35,7 @@ GATES = ("data", "constant", "none")
 class GSAOptions(HeadOptions):
     """Options of gated slot attention; the defaults are the paper's."""
 
-    num_slots: int = number(64, least=1)
+    num_slots: int = number(64, least=1, most=MAX_WIDTH)
     """Memory slots M of each key/value head."""
     gate: str = choice("data", GATES)
     """Forget gate: from the token (`data`), learned and the same for all tokens (`constant`), or `none`, as in ABC."""

@@ -11,13 +11,14 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from gsa.mixers.activations import ACTIVATIONS, FEATURE_MAPS, FeatureMap
-from gsa.mixers.base import Mixer, State
+from gsa.mixers.base import MAX_HEADS, Mixer, State
 from gsa.mixers.convolution import ConvolutionOptions, Projections
 from gsa.mixers.fused import swiglu
 from gsa.mixers.norm import RMSNorm
 from gsa.mixers.sequences import Sequences
 from gsa.options import choice, divides, number
 
+MAX_EXPANSION = 256
 NORMS = ("full", "heads", "none")
 
 
@@ -25,13 +26,13 @@ NORMS = ("full", "heads", "none")
 class HeadOptions(ConvolutionOptions):
     """Options of every mixer with heads."""
 
-    num_attention_heads: int = number(4, least=1)
+    num_attention_heads: int = number(4, least=1, most=MAX_HEADS)
     """Heads of queries."""
-    num_key_value_heads: int | None = number(None, least=1)
+    num_key_value_heads: int | None = number(None, least=1, most=MAX_HEADS)
     """Heads of keys and values, each shared by a group of query heads; as many as queries by default."""
-    expand_k: float = number(1.0, above=0)
+    expand_k: float = number(1.0, above=0, most=MAX_EXPANSION)
     """Width of all queries together, over the model width."""
-    expand_v: float = number(1.0, above=0)
+    expand_v: float = number(1.0, above=0, most=MAX_EXPANSION)
     """Width of all values together (one per query head), over the model width."""
     feature_map: str = choice("none", FEATURE_MAPS)
     """Applied to queries and keys."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gsa.mixers.activations import log_forget_gate
-from gsa.mixers.base import Layers, Mixer, State
+from gsa.mixers.base import MAX_HEADS, Layers, Mixer, State
 from gsa.mixers.convolution import ConvolutionOptions, Projections
 from gsa.mixers.gla import empty_memory, linear_memory
 from gsa.mixers.norm import RMSNorm
@@ -26,7 +26,7 @@ from gsa.options import divides, number
 class HGRN2Options(ConvolutionOptions):
     """Options of HGRN2."""
 
-    num_attention_heads: int | None = number(None, least=1)
+    num_attention_heads: int | None = number(None, least=1, most=MAX_HEADS)
     """Heads; of width 128 each by default."""
     lower_bound: bool = True
     """Whether gates are bounded below, by bounds that a model learns for all of its layers, deeper ones higher."""

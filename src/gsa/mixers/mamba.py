@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gsa.mixers.base import Mixer, Options, State
-from gsa.mixers.convolution import ShortConvolution
+from gsa.mixers.base import MAX_WIDTH, Mixer, Options, State
+from gsa.mixers.convolution import MAX_SPAN, ShortConvolution
 from gsa.mixers.fused import swiglu
+from gsa.mixers.heads import MAX_EXPANSION
 from gsa.mixers.sequences import Sequences
 from gsa.ops import selective_scan
 from gsa.ops.state import compute_dtype
@@ -26,13 +27,13 @@ from gsa.options import number
 class MambaOptions(Options):
     """Options of Mamba."""
 
-    expand: float = number(2.0, above=0)
+    expand: float = number(2.0, above=0, most=MAX_EXPANSION)
     """Channels E over model width."""
-    ssm_state_size: int = number(16, least=1)
+    ssm_state_size: int = number(16, least=1, most=MAX_WIDTH)
     """State S of a channel."""
-    time_step_rank: int | None = number(None, least=1)
+    time_step_rank: int | None = number(None, least=1, most=MAX_WIDTH)
     """Rank of the map to time steps; a sixteenth of the model width by default."""
-    conv_size: int = number(4, least=2)
+    conv_size: int = number(4, least=2, most=MAX_SPAN)
     """Tokens that the convolution spans."""
     conv_bias: bool = True
     """Whether the convolution has a bias."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
@@ -18,6 +19,7 @@ from gsa.mixers.hgrn2 import HGRN2
 from gsa.mixers.mamba import Mamba
 from gsa.mixers.retention import SUPRA, LinearAttention, Retention
 from gsa.options import choices
+from gsa.terminal import quoted
 
 MIXERS: dict[str, type[Mixer]] = {
     "gsa": GatedSlotAttention,
@@ -35,7 +37,9 @@ MIXERS: dict[str, type[Mixer]] = {
 def mixer_class(name: str) -> type[Mixer]:
     """The class of a mixer."""
     if name not in MIXERS:
-        raise GSAError(f"mixer: unknown mixer {name!r}{suggestion(name, MIXERS)}; expected one of {', '.join(MIXERS)}")
+        raise GSAError(
+            f"mixer: unknown mixer {quoted(name)}{suggestion(name, MIXERS)}; expected one of {', '.join(MIXERS)}"
+        )
     return MIXERS[name]
 
 
@@ -54,7 +58,7 @@ def mixer_options(name: str, options: dict[str, Any]) -> Options:
     for given in options:
         if given not in known:
             close = suggestion(given, known)
-            raise GSAError(f"{name}: unknown option {given!r}{close}; expected {', '.join(known)}")
+            raise GSAError(f"{name}: unknown option {quoted(given)}{close}; expected {', '.join(known)}")
     if "hidden_size" not in options:
         raise GSAError(f"{name}: hidden_size is missing")
     return mixer_class(name).Options(**options)
@@ -71,7 +75,10 @@ def suggestion(name: str, known: Any) -> str:
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
-_ITEM = re.compile(r"\s*(?P<name>\w+)\s*(?:\((?P<options>[^()]*)\))?\s*(?:\*\s*(?P<count>\d{1,6}))?\s*")
+MAX_LAYERS = 4096
+"""Of a model, and so of a pattern."""
+# White space is only tried where one thing can follow it: else the time would grow with a power of its length.
+_ITEM = re.compile(r"(?P<name>\w+)(?:\s*\((?P<options>[^()]*)\))?(?:\s*\*\s*(?P<count>\d{1,6}))?")
 
 
 def pattern(text: str) -> list[tuple[str, dict[str, Any]]]:
@@ -81,19 +88,33 @@ def pattern(text: str) -> list[tuple[str, dict[str, Any]]]:
     [('gsa', {}), ('gsa', {}), ('attention', {'window': 512})]
     """
     layers: list[tuple[str, dict[str, Any]]] = []
-    for item in re.split(r",(?![^()]*\))", text):
+    for item in _items(text):
         match = _ITEM.fullmatch(item)
         if match is None:
             raise GSAError(
-                f"mixer: cannot read {item!r} in {text!r}; expected items like gsa, gsa*3 or attention(window=512), "
-                "with commas between"
+                f"mixer: cannot read {quoted(item)} in {quoted(text)}; expected items like gsa, gsa*3 or "
+                "attention(window=512), with commas between"
             )
         mixer_class(match["name"])
         count = int(match["count"] or 1)
         if count < 1:
-            raise GSAError(f"mixer: {item.strip()!r} repeats {count} times, expected at least 1")
+            raise GSAError(f"mixer: {quoted(item)} repeats {count} times, expected at least 1")
+        if len(layers) + count > MAX_LAYERS:
+            raise GSAError(f"mixer: {quoted(text)} names more layers than a model may have, {MAX_LAYERS}")
         layers += [(match["name"], _options(match["name"], match["options"] or "", item))] * count
     return layers
+
+
+def _items(text: str) -> Iterator[str]:
+    """What stands between the commas of a pattern, but for those in parentheses."""
+    begin, inside = 0, False
+    for sign in re.finditer(r"[(),]", text):
+        if sign[0] != ",":
+            inside = sign[0] == "("
+        elif not inside:
+            yield text[begin : sign.start()].strip()
+            begin = sign.end()
+    yield text[begin:].strip()
 
 
 def _options(mixer: str, text: str, item: str) -> dict[str, Any]:
@@ -101,9 +122,9 @@ def _options(mixer: str, text: str, item: str) -> dict[str, Any]:
     for assignment in filter(None, (part.strip() for part in text.split(","))):
         name, equals, value = (part.strip() for part in assignment.partition("="))
         if not (name and equals and value):
-            raise GSAError(f"mixer: cannot read {assignment!r} in {item.strip()!r}; expected option=value")
+            raise GSAError(f"mixer: cannot read {quoted(assignment)} in {quoted(item)}; expected option=value")
         if name in options:
-            raise GSAError(f"mixer: {name!r} comes twice in {item.strip()!r}")
+            raise GSAError(f"mixer: {quoted(name)} comes twice in {quoted(item)}")
         options[name] = _value(value, choices(mixer_class(mixer).Options, name))
     return options
 
@@ -116,6 +137,6 @@ def _value(text: str, names: tuple[str, ...]) -> Any:
         return words[text.lower()]
     try:
         value = json.loads(text)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):  # no number, or one of thousands of digits
         return text
     return value if isinstance(value, (int, float)) else text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -23,6 +24,8 @@ from gsa.models.config import ModelConfig
 from gsa.models.init import without_memory
 from gsa.models.lm import LM
 from gsa.models.remote import AUTO_MAP, write_module
+from gsa.models.sizes import tensor_shapes
+from gsa.terminal import quoted
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 MODEL_TYPE = "gated_slot_attention"
@@ -31,6 +34,8 @@ _COMPANION = re.compile(
     r"tokenizer.*\.(json|model)|(added_tokens|generation_config|special_tokens_map|vocab)\.json|merges\.txt|vocab\.txt"
     r"|spiece\.model|chat_template\.jinja"
 )
+_PICKLED = re.compile(r"(?!training_args|optimizer|scheduler|rng_state).*\.(bin|pt|pth|ckpt)", re.DOTALL)
+"""Files of weights that Python's pickle wrote."""
 _MISSPELT = 0.85
 """How alike two names are, from 0 to 1, for one to be taken for the other misspelt: hidden_act is not hidden_size."""
 # What transformers writes beside the fields of a ModelConfig.
@@ -176,9 +181,7 @@ def read_model(folder: Path, *, dtype: torch.dtype | None = None) -> LM:
 
 def empty_model(config: ModelConfig, weights: dict[str, Tensor], what: str) -> LM:
     """A model without memory for its weights; raises unless these are its weights, by name, shape and kind."""
-    with without_memory():
-        model = LM(config)
-    expected = {name: tuple(x.shape) for name, x in model.state_dict().items()}
+    expected = tensor_shapes(config)
     tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
     check_tied(config, weights, what)
     for name in expected:
@@ -191,7 +194,8 @@ def empty_model(config: ModelConfig, weights: dict[str, Tensor], what: str) -> L
             raise GSAError(f"{what}: tensor {name} is {list(x.shape)}, the config asks for {list(expected[name])}")
         if not x.is_floating_point():
             raise GSAError(f"{what}: tensor {name} is {x.dtype}, expected floating point")
-    return model
+    with without_memory():  # last: only a checkpoint that fits is worth a model
+        return LM(config)
 
 
 def check_tied(config: ModelConfig, weights: dict[str, Tensor], what: str) -> None:
@@ -207,7 +211,7 @@ def load_config(folder: str | Path) -> ModelConfig:
     fields = read_json(path)
     if fields.get("model_type") != MODEL_TYPE:
         raise GSAError(
-            f"{path}: model_type is {fields.get('model_type')!r}, expected {MODEL_TYPE!r}; "
+            f"{path}: model_type is {quoted(fields.get('model_type'))}, expected {MODEL_TYPE!r}; "
             "`gsa import` reads flash-linear-attention's checkpoints"
         )
     try:
@@ -224,7 +228,7 @@ def check_spelling(names: Iterable[str]) -> None:
     for name in names:
         close = difflib.get_close_matches(name, known, 1, _MISSPELT)
         if close and name not in known and not of_transformers(name):
-            raise GSAError(f"config: unknown field {name!r} (did you mean {close[0]!r}?)")
+            raise GSAError(f"config: unknown field {quoted(name)} (did you mean {close[0]!r}?)")
 
 
 def of_transformers(field: str) -> bool:
@@ -270,13 +274,29 @@ def _weight_files(folder: Path, name: str) -> list[Path]:
             if Path(file).name != file or not file.endswith(".safetensors"):
                 raise GSAError(f"{index}: {file!r} is not the name of a safetensors file beside the index")
     elif not whole.exists():
-        pickled = [path.name for path in sorted(folder.glob("*.bin"))]
-        if pickled:
-            raise GSAError(
-                f"{folder}: {', '.join(pickled)} are pickled weights, which are not read; save as safetensors"
-            )
-        raise GSAError(f"{folder}: there is neither {whole.name} nor {index.name}")
+        raise without_weights(folder, os.listdir(folder) if folder.is_dir() else (), name)
     return [folder / file for file in files]
+
+
+def without_weights(place: str | Path, files: Iterable[str], name: str = "model") -> GSAError:
+    """What is wrong with a place, on disk or on the Hub, whose files have no weights that are read."""
+    pickled = sorted(file for file in files if _PICKLED.fullmatch(file))
+    if pickled:
+        return GSAError(
+            f"{place}: its weights are pickled ({', '.join(pickled)}), which is never read, since it may run any code; "
+            "convert them to safetensors"
+        )
+    return GSAError(f"{place}: there is neither {name}.safetensors nor {name}.safetensors.index.json")
+
+
+def files_on_hub(name: str, revision: str | None = None) -> list[str]:
+    """The names of all files of a model of the Hugging Face Hub; none where that cannot be told."""
+    from huggingface_hub import list_repo_files
+
+    try:
+        return list_repo_files(name, revision=revision)
+    except Exception:  # whatever is wrong there, something else is being told already
+        return []
 
 
 def check_files(folder: str | Path) -> None:

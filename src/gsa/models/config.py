@@ -8,10 +8,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from gsa.errors import GSAError
-from gsa.mixers.base import Options
-from gsa.mixers.registry import mixer_class, mixer_options, option_names, pattern, suggestion
+from gsa.errors import GSAError, raised_by
+from gsa.files import named, parse_json, read_json
+from gsa.mixers.base import MAX_WIDTH, Options
+from gsa.mixers.registry import (
+    MAX_LAYERS,
+    mixer_class,
+    mixer_options,
+    option_names,
+    pattern,
+    suggestion,
+)
 from gsa.options import check, number
+from gsa.terminal import quoted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,13 +38,13 @@ class ModelConfig:
 
     mixer: str = "gsa"
     """A mixer's name, or a pattern that is repeated over the layers, e.g. `gsa*3,attention(window=512)`."""
-    vocab_size: int = number(32000, least=1)
+    vocab_size: int = number(32000, least=1, most=2**24)
     """Number of tokens."""
-    hidden_size: int = number(2048, least=1)
+    hidden_size: int = number(2048, least=1, most=MAX_WIDTH)
     """Model width."""
-    num_hidden_layers: int = number(24, least=1)
+    num_hidden_layers: int = number(24, least=1, most=MAX_LAYERS)
     """Number of blocks."""
-    intermediate_size: int | None = number(None, least=1)
+    intermediate_size: int | None = number(None, least=1, most=16 * MAX_WIDTH)
     """Width of the MLPs; 8/3 of the model width, rounded up to a multiple of 256, by default."""
     rms_norm_eps: float = number(1e-6, above=0)
     """Added to the mean square in norms."""
@@ -112,10 +121,10 @@ class ModelConfig:
         used = {name for options in self.layers for name in option_names(options.mixer)}
         for name in self.option_names():
             if getattr(self, name) is not None and name not in used:
-                raise GSAError(f"config: {name} is not an option of mixer {self.mixer!r}, and would do nothing")
+                raise GSAError(f"config: {name} is not an option of mixer {quoted(self.mixer)}, and would do nothing")
         with_mlp = any(mixer_class(options.mixer).with_mlp for options in self.layers)
         if self.intermediate_size is not None and not with_mlp:
-            raise GSAError(f"config: intermediate_size: blocks of mixer {self.mixer!r} have no MLP")
+            raise GSAError(f"config: intermediate_size: blocks of mixer {quoted(self.mixer)} have no MLP")
 
     @property
     def mlp_width(self) -> int:
@@ -128,7 +137,7 @@ class ModelConfig:
         period = pattern(self.mixer)
         if len(period) > self.num_hidden_layers:
             raise GSAError(
-                f"config: mixer {self.mixer!r} names {len(period)} layers, there are {self.num_hidden_layers} "
+                f"config: mixer {quoted(self.mixer)} names {len(period)} layers, there are {self.num_hidden_layers} "
                 "(num_hidden_layers)"
             )
         everywhere = ("hidden_size", "rms_norm_eps")
@@ -163,7 +172,7 @@ class ModelConfig:
         known = [entry.name for entry in fields(cls)]
         for name in values:
             if name not in known:
-                raise GSAError(f"config: unknown field {name!r}{suggestion(name, known)}")
+                raise GSAError(f"config: unknown field {quoted(name)}{suggestion(name, known)}")
         return cls(**values)
 
     def to_json(self) -> str:
@@ -172,17 +181,11 @@ class ModelConfig:
     @classmethod
     def from_json(cls, text: str) -> ModelConfig:
         """The config in a JSON text."""
-        try:
-            values = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise GSAError(f"config: not JSON: {error}") from None
-        return cls.from_dict(values)
+        return cls.from_dict(parse_json(text, "config"))
 
     @classmethod
     def load(cls, path: str | Path) -> ModelConfig:
         """The config in a JSON file."""
-        try:
-            text = Path(path).read_text()
-        except (OSError, UnicodeDecodeError) as error:
-            raise GSAError(f"config: cannot read {path}: {error}") from None
-        return cls.from_json(text)
+        with raised_by("config"):
+            fields = read_json(named(path, "file"))
+        return cls.from_dict(fields)

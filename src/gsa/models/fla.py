@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from gsa.errors import GSAError
-from gsa.files import read_file, read_json, written
+from gsa.files import named, read_file, read_json, written
+from gsa.mixers.registry import MAX_LAYERS
 from gsa.models.checkpoint import (
     CONFIG,
     check_tied,
@@ -26,8 +27,9 @@ from gsa.models.checkpoint import (
     write_model,
 )
 from gsa.models.config import ModelConfig
-from gsa.models.init import without_memory
-from gsa.models.lm import LM
+from gsa.models.sizes import tensor_shapes
+from gsa.options import MOST
+from gsa.terminal import quoted
 
 Fields = dict[str, Any]
 
@@ -64,9 +66,9 @@ class _Reader:
         self.read = _SILENT | _UNREAD[kind]
 
     def fail(self, name: str, reason: str) -> GSAError:
-        return GSAError(f"import: {self.kind}: {name} is {self.fields.get(name)!r}: {reason}")
+        return GSAError(f"import: {self.kind}: {name} is {quoted(self.fields.get(name))}: {reason}")
 
-    def get(self, name: str, kind: type, default: Any = ...) -> Any:
+    def get(self, name: str, kind: Any, default: Any = ...) -> Any:
         """The value of a field, which must be of this type; `default`, as in FLA, if it is missing or null."""
         self.read = self.read | {name}
         value = self.fields.get(name)
@@ -74,17 +76,17 @@ class _Reader:
             if default is ...:
                 raise self.fail(name, "it is missing")
             return default
-        if kind is float and type(value) is int:
-            return float(value)
-        if type(value) is not kind:
+        if type(value) is not kind and not (kind is float and type(value) is int):
             raise self.fail(name, f"expected {kind.__name__}")
-        return value
+        if kind in MOST and not abs(value) <= MOST[kind]:  # which NaN is not either
+            raise self.fail(name, f"expected at most {MOST[kind]}")
+        return kind(value)
 
-    def count(self, name: str, default: Any = ...) -> Any:
+    def count(self, name: str, default: Any = ..., most: int = MOST[int]) -> Any:
         """A whole number from 1."""
         value = self.get(name, int, default)
-        if value is not None and value < 1:
-            raise self.fail(name, "expected at least 1")
+        if value is not None and not 1 <= value <= most:
+            raise self.fail(name, "expected at least 1" if value < 1 else f"expected at most {most}")
         return value
 
     def must_be(self, name: str, *values: Any) -> None:
@@ -103,11 +105,11 @@ def convert_config(fields: Fields) -> ModelConfig:
     """The config of a FLA checkpoint as ours."""
     kind = fields.get("model_type")
     if not isinstance(kind, str) or kind not in _KINDS:
-        raise GSAError(f"import: model_type is {kind!r}, expected one of {', '.join(_KINDS)}")
+        raise GSAError(f"import: model_type is {quoted(kind)}, expected one of {', '.join(_KINDS)}")
     reader = _Reader(fields, kind)
     reader.must_be("hidden_act", "swish", "silu")
     reader.must_be("attnres_block_size", None)
-    width, layers = reader.count("hidden_size"), reader.count("num_hidden_layers")
+    width, layers = reader.count("hidden_size"), reader.count("num_hidden_layers", most=MAX_LAYERS)
     inner = reader.count("intermediate_size", None)
     ratio = reader.get("hidden_ratio", int, 2 if kind == "retnet" and "hidden_ratio" not in fields else 4)
     options = _KINDS[kind](reader)
@@ -205,7 +207,7 @@ def _hgrn2(reader: _Reader) -> Fields:
 def _abc(reader: _Reader) -> Fields:
     low, high = reader.get("clamp_min", float, None), reader.get("clamp_max", float, None)
     if low is None or high is None or low != -high or high <= 0:
-        raise reader.fail("clamp_min", f"only limits -x and x can be represented, clamp_max is {high!r}")
+        raise reader.fail("clamp_min", f"only limits -x and x can be represented, clamp_max is {quoted(high)}")
     heads = _heads(reader, 0.5, 1.0)
     return {
         **heads,
@@ -258,7 +260,7 @@ def _pattern(mixer: str, reader: _Reader, layers: int) -> str:
         text = ",".join(f"{key}={str(value).lower()}" for key, value in options.items())
         for layer in spec["layers"]:
             if type(layer) is not int or not 0 <= layer < layers:
-                raise reader.fail("attn", f"layer {layer!r} is not in 0..{layers - 1}")
+                raise reader.fail("attn", f"layer {quoted(layer)} is not in 0..{layers - 1}")
             names[layer] = f"attention({text})"
     return ",".join(names)
 
@@ -276,8 +278,7 @@ def convert_weights(weights: dict[str, Tensor], config: ModelConfig, affine: boo
 
     Without `affine`, output norms have no weights there, and get ones.
     """
-    with without_memory():
-        expected = LM(config).state_dict()
+    expected = tensor_shapes(config)
     renamed = {_rename(name): x for name, x in weights.items() if not name.endswith("rotary.inv_freq")}
     check_tied(config, renamed, "import")
     if config.tie_word_embeddings:
@@ -286,18 +287,16 @@ def convert_weights(weights: dict[str, Tensor], config: ModelConfig, affine: boo
     dtype = renamed["model.embeddings.weight"].dtype if "model.embeddings.weight" in renamed else torch.float32
     for name, like in expected.items():
         up = name.replace(".gate_proj.", ".up_proj.")
-        together = (2 * like.shape[0], *like.shape[1:])
+        together = (2 * like[0], *like[1:])
         if name.endswith("mlp.gate_proj.weight") and name in renamed and tuple(renamed[name].shape) == together:
             # Older versions keep both matrices of the MLP in one.
             renamed[name], renamed[up] = (part.contiguous() for part in renamed[name].chunk(2))
         if name.endswith("mixer.norm.weight") and not affine:
-            renamed.setdefault(name, torch.ones(like.shape, dtype=dtype))
+            renamed.setdefault(name, torch.ones(like, dtype=dtype))
         if name not in renamed:
             raise GSAError(f"import: tensor {name} is missing from the checkpoint")
-        if renamed[name].shape != like.shape:
-            raise GSAError(
-                f"import: tensor {name} is {list(renamed[name].shape)}, the config asks for {list(like.shape)}"
-            )
+        if tuple(renamed[name].shape) != like:
+            raise GSAError(f"import: tensor {name} is {list(renamed[name].shape)}, the config asks for {list(like)}")
     for name, x in renamed.items():
         if not x.is_floating_point():
             raise GSAError(f"import: tensor {name} is {x.dtype}, expected floating point")
@@ -324,7 +323,7 @@ class Imported:
 
 def import_checkpoint(path: str | Path, out: str | Path) -> Imported:
     """Reads a FLA checkpoint folder and writes ours, with the tokenizer if there is one."""
-    path, out = Path(path), Path(out)
+    path, out = named(path, "import"), named(out, "import")
     if not path.is_dir():
         raise GSAError(f"import: {path} is not a folder")
     if out.resolve() == path.resolve():
@@ -341,7 +340,7 @@ def import_checkpoint(path: str | Path, out: str | Path) -> Imported:
     }
     for name, value in ids.items():
         if type(value) is not int and not (isinstance(value, list) and all(type(x) is int for x in value)):
-            raise GSAError(f"import: {name} is {value!r}, expected a whole number")
+            raise GSAError(f"import: {name} is {quoted(value)}, expected a whole number")
     out.mkdir(parents=True, exist_ok=True)
     beside = companions(path)
     for file in beside:

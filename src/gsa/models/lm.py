@@ -12,12 +12,13 @@ from typing import NoReturn
 import torch
 from torch import Tensor, nn
 
-from gsa.errors import GSAError, raised_by
+from gsa.errors import GSAError, memory_errors, raised_by
 from gsa.mixers.sequences import describe, padding_of, sequence_count
 from gsa.models.backbone import Backbone, Blocks, state_size
 from gsa.models.config import ModelConfig
 from gsa.models.init import initialise
 from gsa.models.loss import IGNORED, head_cross_entropy, next_token_labels
+from gsa.models.sizes import check_memory
 from gsa.models.state import ModelState
 
 
@@ -49,9 +50,11 @@ class LM(nn.Module):
         super().__init__()
         if not isinstance(config, ModelConfig):
             raise GSAError(f"LM: expected a ModelConfig, got {type(config).__name__}")
+        check_memory(config, "LM")
         self.config = config
-        self.model = Backbone(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        with memory_errors("LM"):
+            self.model = Backbone(config)
+            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.apply(lambda module: initialise(module, config.initializer_range, config.num_hidden_layers))
         self.tie_weights()
 

@@ -12,7 +12,7 @@ from gsa.extras import DISTRIBUTION
 from gsa.files import byte_count
 from gsa.models.config import ModelConfig
 from gsa.models.lm import LM
-from gsa.options import finite
+from gsa.options import MOST
 
 _SOURCES = 20  # named one by one
 
@@ -222,7 +222,7 @@ def _value(state: dict[str, Any], *keys: str) -> Any:
 
 def _number(state: dict[str, Any], *keys: str) -> float | None:
     value = _value(state, *keys)
-    return value if type(value) in (int, float) and finite(value) else None
+    return value if type(value) in (int, float) and abs(value) <= MOST[float] else None
 
 
 def _text(state: dict[str, Any], *keys: str) -> str | None:

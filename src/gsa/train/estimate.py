@@ -6,15 +6,14 @@ import os
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from gsa.errors import GSAError
+from gsa.memory import memory_of
 from gsa.models.config import ModelConfig
-from gsa.models.init import without_memory
-from gsa.models.lm import LM
+from gsa.models.sizes import check_parts, parameter_count
 from gsa.ops.native import library
 from gsa.train.measure import Batch, Part, Seconds, measure_block, measure_ends, measure_update
 from gsa.train.peak import flops_per_token, matmul_peak
@@ -107,8 +106,8 @@ def estimate(
         raise GSAError(f"estimate: precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
     if zero_stage not in (1, 2, 3):
         raise GSAError(f"estimate: zero_stage must be 1, 2 or 3, got {zero_stage}")
-    with without_memory():
-        parameters = LM(config).num_parameters
+    parameters = parameter_count(config)
+    check_parts(config, "estimate", device)
     if library.unavailable(device) is None:
         library.watch_crowd()
     dtype, layers = PRECISIONS[precision], Counter(config.layers)
@@ -170,16 +169,11 @@ def _activations(blocks: list[tuple[Part, int]], ends: Part, checkpoint: int | N
 
 def available_bytes(device: torch.device) -> int | None:
     """Memory of a GPU, or this process's part of the machine's, or of its container's; None where that is not known."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
-    if device.type != "cpu" or not hasattr(os, "sysconf"):
-        return None
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = Path("/sys/fs/cgroup/memory.max")
-    if limit.exists() and (text := limit.read_text().strip()).isdigit():
-        machine = min(machine, int(text))
+    memory = memory_of(device)
+    if memory is None or device.type != "cpu":
+        return memory
     # set by torchrun, which starts so many processes on a machine
-    return machine // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return memory // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 def show(estimate: Estimate, console: Console | None = None) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from gsa.data.tokenizer import CONFIG as TOKENIZER_CONFIG
 from gsa.data.tokenizer import padding
 from gsa.errors import GSAError, raised_by
-from gsa.files import read_json, whole_folder
+from gsa.files import named, read_json, whole_folder
 from gsa.models.checkpoint import CONFIG, companions, config_text, empty_model, stored_weights, write_weights
 from gsa.models.config import ModelConfig
 from gsa.models.remote import AUTO_MAP, write_module
@@ -54,7 +54,7 @@ def export_checkpoint(
     Weights keep their dtype unless another is asked for; with `ema` they are the moving average. Broken checkpoints of
     a run that are passed over are told to `say`.
     """
-    out = out.resolve()
+    out = named(out, "export").resolve()
     if dtype is not None and dtype not in DTYPES:
         raise GSAError(f"export: dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):

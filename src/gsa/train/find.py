@@ -22,8 +22,9 @@ from gsa import pretrained
 from gsa.data.optional import first_line, hub_failures
 from gsa.errors import GSAError
 from gsa.extras import require
+from gsa.files import named
 from gsa.models import presets
-from gsa.models.checkpoint import CONFIG, load_config
+from gsa.models.checkpoint import CONFIG, files_on_hub, load_config, without_weights
 from gsa.train.checkpoint import FOLDER, Checkpoint, checkpoints, newest_checkpoint, read_checkpoint
 from gsa.train.manifest import MANIFEST
 
@@ -66,7 +67,7 @@ def find_model(name: str | Path, say: Callable[[str], None] = warn) -> FoundMode
     if not str(name):
         raise GSAError("model must be a name or a folder, got ''")
     name = pretrained.path_of(name)
-    path = Path(name)
+    path = named(name, "model")
     if path.is_dir():
         return _in_folder(path, say)
     if path.exists():
@@ -161,4 +162,7 @@ def _on_hub(name: str) -> Path:
         load_config(Path(hf_hub_download(name, CONFIG, local_files_only=cached)).parent)
     except LocalEntryNotFoundError as error:
         raise unreachable or error from None
-    return Path(snapshot_download(name, allow_patterns=list(_HUB_FILES), local_files_only=cached))
+    folder = Path(snapshot_download(name, allow_patterns=list(_HUB_FILES), local_files_only=cached))
+    if not any(folder.glob("model*.safetensors")):
+        raise without_weights(f"model {name!r}", [] if cached else files_on_hub(name))
+    return folder

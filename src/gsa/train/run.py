@@ -10,6 +10,7 @@ import torch
 
 from gsa.data.batches import rows_at_once
 from gsa.errors import OutOfMemory, memory_errors
+from gsa.threads import use_threads
 from gsa.train.estimate import Estimate, estimate
 from gsa.train.folder import RunFolder, opened
 from gsa.train.loop import Trainer
@@ -89,6 +90,5 @@ def preview(settings: TrainSettings) -> tuple[Plan, Estimate]:
 
 def _prepared(settings: TrainSettings) -> Plan:
     """The plan, and the process made ready for it."""
-    if settings.threads is not None:
-        torch.set_num_threads(settings.threads)
+    use_threads(settings.threads)
     return make_plan(settings)

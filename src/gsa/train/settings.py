@@ -5,11 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gsa.errors import GSAError
-from gsa.options import check, choice, number
+from gsa.files import named
+from gsa.options import SEED, check, choice, number
+from gsa.threads import MAX_THREADS
 
 ENGINES = ("auto", "single", "ddp", "fsdp", "deepspeed")
 PRECISIONS = ("fp32", "bf16", "fp16")
 DEVICES = ("auto", "cpu", "cuda")
+MAX_STEPS = 10**12
+MAX_ROWS = 2**20  # of a step
+MAX_WORKERS = 256  # each is a process
 Value = bool | int | float | str
 
 
@@ -36,30 +41,30 @@ class TrainSettings:
     out: str | None = None
     """Folder of the run: checkpoints, metrics, settings."""
 
-    length: int = number(2048, least=2)
+    length: int = number(2048, least=2, most=2**30)
     """Tokens of a row."""
-    batch_size: int = number(8, least=1)
+    batch_size: int = number(8, least=1, most=MAX_ROWS)
     """Rows of a step, over all processes."""
-    micro_batch_size: int | None = number(None, least=1)
+    micro_batch_size: int | None = number(None, least=1, most=MAX_ROWS)
     """Rows that go through the model at once, while gradients accumulate; by default a process's whole share."""
     reset_at_documents: bool = True
     """Whether the model forgets where a document begins; if not, documents are plainly joined."""
-    steps: int | None = number(None, least=1)
+    steps: int | None = number(None, least=1, most=MAX_STEPS)
     """Steps to train; or give `tokens` or `epochs`."""
     tokens: int | None = number(None, least=1)
     """Tokens to train on, rounded up to steps."""
-    epochs: float | None = number(None, above=0)
+    epochs: float | None = number(None, above=0, most=1e6)
     """Times to go through the data, rounded up to steps."""
-    seed: int = number(0, least=0)
+    seed: int = number(0, least=0, most=SEED)
     """Of fresh weights and of the order of rows."""
-    workers: int = number(0, least=0)
+    workers: int = number(0, least=0, most=MAX_WORKERS)
     """Processes that load data ahead; rows are read from memory-mapped files, so that none is needed on local disks."""
 
     lr: float = number(3e-4, above=0)
     """Highest learning rate."""
     min_lr: float = number(3e-5, least=0)
     """Learning rate at the end."""
-    warmup_steps: int | None = number(None, least=0)
+    warmup_steps: int | None = number(None, least=0, most=MAX_STEPS)
     """Steps in which the learning rate rises; or give `warmup_tokens`. 1% of the steps by default."""
     warmup_tokens: int | None = number(None, least=0)
     """The same in tokens."""
@@ -67,15 +72,15 @@ class TrainSettings:
     """Of AdamW, on matrices: not on norms, biases and embeddings."""
     decay_all: bool = False
     """Whether weight decay is on every parameter."""
-    beta1: float = number(0.9, least=0)
+    beta1: float = number(0.9, least=0, below=1)
     """Of AdamW."""
-    beta2: float = number(0.95, least=0)
+    beta2: float = number(0.95, least=0, below=1)
     """Of AdamW."""
     eps: float = number(1e-8, above=0)
     """Of AdamW."""
     clip: float | None = number(1.0, above=0)
     """Largest norm of the gradient."""
-    ema: float | None = number(None, above=0)
+    ema: float | None = number(None, above=0, below=1)
     """If given, an average of the weights is kept with this decay, e.g. 0.999, and evaluated."""
     max_skipped: int = number(10, least=1)
     """Steps in a row with a loss or gradient that is not finite, after which the run stops."""
@@ -88,11 +93,11 @@ class TrainSettings:
     """Whether torch.compile is used."""
     engine: str = choice("auto", ENGINES)
     """How several processes train together: ddp, fsdp (FSDP2) or deepspeed (ZeRO)."""
-    zero_stage: int = number(2, least=1)
+    zero_stage: int = number(2, least=1, most=3)
     """Stage of DeepSpeed's ZeRO, 1 to 3."""
     device: str = choice("auto", DEVICES)
     """Where the model is; a GPU if torch can use one, by default."""
-    threads: int | None = number(None, least=1)
+    threads: int | None = number(None, least=1, most=MAX_THREADS)
     """Threads of torch; its own choice by default. The same number gives the same bits."""
 
     eval_every: int = number(500, least=1)
@@ -101,7 +106,7 @@ class TrainSettings:
     """Rows to evaluate on; all by default."""
     sample_prompt: str = "The"
     """Text whose likeliest continuation is shown at evaluations, and goes to the metrics."""
-    sample_tokens: int = number(40, least=0)
+    sample_tokens: int = number(40, least=0, most=10**6)
     """Tokens of that continuation; 0 for none. Models that are spread over processes (fsdp, deepspeed) show none."""
     patience: int | None = number(None, least=1)
     """Evaluations without a better loss, after which the run stops early."""
@@ -122,6 +127,9 @@ class TrainSettings:
 
     def __post_init__(self) -> None:
         check(self, "train")
+        for name in ("model", "data", "eval_data", "tokenizer", "out"):
+            if (place := getattr(self, name)) is not None:
+                named(place, f"train: {name}")
         for name in ("data", "out"):
             if not getattr(self, name):
                 raise GSAError(f"train: {name} is missing: give --{name}, or {name} in the recipe")
@@ -131,11 +139,6 @@ class TrainSettings:
             raise GSAError("train: give warmup_steps or warmup_tokens, not both")
         if self.min_lr > self.lr:
             raise GSAError(f"train: min_lr {self.min_lr:g} is above lr {self.lr:g}")
-        for name in ("beta1", "beta2", "ema"):
-            if (getattr(self, name) or 0) >= 1:
-                raise GSAError(f"train: {name} must be below 1, got {getattr(self, name):g}")
-        if self.zero_stage > 3:
-            raise GSAError(f"train: zero_stage must be 1, 2 or 3, got {self.zero_stage}")
         if self.ema is not None and self.engine == "deepspeed":
             raise GSAError("train: ema does not go with engine deepspeed, which hides its weights; choose ddp or fsdp")
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedModel
 
 from gsa import pretrained
 from gsa.errors import GSAError
-from gsa.models.checkpoint import check_files
+from gsa.models.checkpoint import CONFIG, check_files, files_on_hub, without_weights
 from gsa.models.hf.config import GSAConfig
 from gsa.models.init import initialise
+from gsa.models.sizes import check_numbers
 
 
 class GSAPreTrainedModel(PreTrainedModel):
@@ -41,6 +44,17 @@ class GSAPreTrainedModel(PreTrainedModel):
         else:
             super()._initialize_weights(module, False)
 
+    def _move_missing_keys_from_meta_to_device(self, missing_keys: Any, *args: Any, **options: Any) -> None:
+        """Where transformers takes memory for tensors that a checkpoint lacks, or has in another shape."""
+        lacking = [self.get_parameter_or_buffer(key) for key in missing_keys]
+        check_numbers(
+            sum(x.numel() for x in lacking),
+            lacking[0].dtype if lacking else torch.float32,
+            torch.device("cpu"),
+            f"{type(self).__name__}: what the config asks for and the checkpoint lacks has",
+        )
+        super()._move_missing_keys_from_meta_to_device(missing_keys, *args, **options)
+
     @classmethod
     def register_for_auto_class(cls, auto_class: Any = None) -> None:
         """Nothing: folders that are saved carry a module that leads here (`gsa.models.remote`), not copies of ours."""
@@ -59,6 +73,8 @@ class GSAPreTrainedModel(PreTrainedModel):
         Tensors that are missing, too many or of another shape are errors that name them.
         """
         path = pretrained.path_of(pretrained_model_name_or_path)
+        if options.setdefault("use_safetensors", True) is False:
+            raise GSAError(f"{cls.__name__}: use_safetensors is false, and weights are read from safetensors only")
         try:
             loaded: Any = super().from_pretrained(
                 path, *args, output_loading_info=True, ignore_mismatched_sizes=True, **options
@@ -66,6 +82,11 @@ class GSAPreTrainedModel(PreTrainedModel):
         except SafetensorError as error:
             check_files(path)
             raise GSAError(f"{cls.__name__}: {path}: {error}") from None
+        except OSError as error:
+            files = _files(path, options)
+            if any(file.endswith(".safetensors") for file in files) or CONFIG not in files:
+                raise  # it is about something else
+            raise GSAError(f"{cls.__name__}: {without_weights(path, files)}") from error
         model, info = loaded
         for name, problem in (
             ("missing_keys", "lacks"),
@@ -77,3 +98,11 @@ class GSAPreTrainedModel(PreTrainedModel):
                 more = f" and {len(found) - 1} more" if len(found) > 1 else ""
                 raise GSAError(f"{cls.__name__}: the checkpoint {path} {problem} {found[0]}{more}")
         return (model, info) if output_loading_info else model
+
+
+def _files(path: Any, options: dict[str, Any]) -> list[str]:
+    """The files of a model that is asked for by a folder, or by a name of the Hub; none where that cannot be told."""
+    folder = os.path.join(path, options.get("subfolder") or "")
+    if os.path.isdir(folder):
+        return os.listdir(folder)
+    return files_on_hub(str(path), options.get("revision"))

@@ -20,6 +20,7 @@ from gsa.models.hf.outputs import LossOutput
 from gsa.models.hf.packing import Packing, Past
 from gsa.models.lm import check_ids, check_labels, check_state
 from gsa.models.loss import cross_entropy, head_cross_entropy, ignored_at_pads, next_token_labels
+from gsa.models.sizes import check_memory
 
 
 class GSAModel(GSAPreTrainedModel):
@@ -33,7 +34,9 @@ class GSAModel(GSAPreTrainedModel):
 
     def __init__(self, config: GSAConfig):
         super().__init__(config)
-        build(self, config.to_model_config())
+        sizes = config.to_model_config()
+        check_memory(sizes, "GSAModel")
+        build(self, sizes)
         self.post_init()
 
     def forward(

@@ -30,7 +30,7 @@ from gsa.sampling import DEFAULT, Sampling
 
 @dataclass(frozen=True)
 class _Options:
-    batch_size: int = number(least=1, most=2**20)
+    batch_size: int = number(least=1)
     prefix_bytes: int = number(least=0)
 
 

@@ -280,13 +280,17 @@ def _weight_files(folder: Path, name: str) -> list[Path]:
 
 def without_weights(place: str | Path, files: Iterable[str], name: str = "model") -> GSAError:
     """What is wrong with a place, on disk or on the Hub, whose files have no weights that are read."""
-    pickled = sorted(file for file in files if _PICKLED.fullmatch(file))
-    if pickled:
+    if found := pickled(files):
         return GSAError(
-            f"{place}: its weights are pickled ({', '.join(pickled)}), which is never read, since it may run any code; "
+            f"{place}: its weights are pickled ({', '.join(found)}), which is never read, since it may run any code; "
             "convert them to safetensors"
         )
     return GSAError(f"{place}: there is neither {name}.safetensors nor {name}.safetensors.index.json")
+
+
+def pickled(files: Iterable[str]) -> list[str]:
+    """The files that are pickled weights, by their names."""
+    return sorted(file for file in files if _PICKLED.fullmatch(file))
 
 
 def files_on_hub(name: str, revision: str | None = None) -> list[str]:

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from gsa import pretrained
 from gsa.errors import GSAError
-from gsa.models.checkpoint import CONFIG, check_files, files_on_hub, without_weights
+from gsa.models.checkpoint import check_files, files_on_hub, pickled, without_weights
 from gsa.models.hf.config import GSAConfig
 from gsa.models.init import initialise
 from gsa.models.sizes import check_numbers
@@ -84,7 +84,7 @@ class GSAPreTrainedModel(PreTrainedModel):
             raise GSAError(f"{cls.__name__}: {path}: {error}") from None
         except OSError as error:
             files = _files(path, options)
-            if any(file.endswith(".safetensors") for file in files) or CONFIG not in files:
+            if not pickled(files) or any(file.endswith(".safetensors") for file in files):
                 raise  # it is about something else
             raise GSAError(f"{cls.__name__}: {without_weights(path, files)}") from error
         model, info = loaded

@@ -137,7 +137,7 @@ def test_a_line_that_the_template_refuses_ends_nothing(
     folder = write_model(tmp_path / "model", template=refuse + CHATML)
     code, out, err = run(capsys, monkeypatch, folder, "Who?\nno\nWhere?\n", *OPTIONS)
     assert (code, out) == (2, "".join(f"{reply}\n" for reply in replies(folder, "Who?", "Where?")))
-    assert err == "gsa: chat: the model's template cannot take this conversation: \x1b[31m: no\n"
+    assert err == "gsa: chat: the model's template cannot take this conversation: \\x1b[31m: no\n"
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert r"conversation: \x1b[31m: no" in run(capsys, monkeypatch, folder, "no\n", *OPTIONS)[2]
 

@@ -35,6 +35,9 @@ from tests.ops.strange import MISSING, disguised
 EXTREME = (-torch.inf, -1e30, -700.0, -88.0, -1e-3, -1e-40, -0.0, 0.0)
 """Log gates: full resets, what underflows in fp64 and in fp32, denormal numbers, and no decay at all."""
 
+TINY = torch.finfo(torch.float32).tiny * 2**30
+"""Sums below this may have lost digits in fp32: decays such as exp(-88) are denormal numbers there, or 0."""
+
 Results = Callable[[Case, Tensors, str], Tensors]
 
 
@@ -155,11 +158,12 @@ def test_operators_take_any_tensor(operator: str, engine: str, case: Case, data:
 @examples(40)
 @given(case=_cases(), data=st.data())
 def test_narrow_tensors(dtype: torch.dtype, engine: str, case: Case, data: st.DataObject) -> None:
-    """Outputs and states, which are sums of products: their errors are relative to the sums of absolute values.
+    """Outputs and states, which are sums of products: their errors are relative to the sums of absolute values, unless
+    those are too small for the dtype.
 
-    Gates and write strengths have a dtype of their own.
+    Gates and write strengths have a dtype of their own. Few tokens and a small scale keep outputs within fp16.
     """
-    case = replace(case, readout="identity", write=True)
+    case = replace(case, readout="identity", write=True, T=min(case.T, 7), scale=0.1)
     wide = _inputs_of(case, data)
     inputs = {name: x.to(torch.float32 if name.startswith("state") else dtype) for name, x in wide.items()}
     for name in ("g", "s"):
@@ -173,7 +177,9 @@ def test_narrow_tensors(dtype: torch.dtype, engine: str, case: Case, data: st.Da
         return
     exact = slot_results(case, in_double(numbers), "reference", gradients=False)
     absolute = {name: x if name == "g" else x.double().abs() for name, x in in_double(numbers).items()}
-    sizes = slot_results(case, absolute, "reference", gradients=False)
+    sums = slot_results(case, absolute, "reference", gradients=False)
+    smallest = {"o": max(torch.finfo(dtype).tiny, TINY), "final_k": TINY, "final_v": TINY}
+    sizes = {name: y.clamp(min=smallest[name]) for name, y in sums.items()}
     actual = slot_results(case, strange, engine, gradients=False)
     rounding = {torch.float32: 1e-5, torch.bfloat16: 2**-8, torch.float16: 2**-10}[dtype]
     assert relative_error(actual["o"], exact["o"], sizes["o"]) <= rounding

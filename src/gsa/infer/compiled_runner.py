@@ -111,8 +111,8 @@ class CompiledRunner(Runner):
         self._decoder = self._decoder_of(self._states)
 
     def _follow_weights(self) -> None:
-        """Torch may have moved them since, as share_memory_() does. Once a text, not once a token: it takes 30
-        microseconds for gsa-tiny."""
+        """Torch may have moved them since, as share_memory_() does. Once a text, not once a token: it takes 31
+        microseconds for gsa-tiny in bf16, 73 in int8."""
         if self._look() != self._addresses:
             self._describe()
 

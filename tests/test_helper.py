@@ -14,6 +14,7 @@ from gsa.helper import Helper, HelperEnded
 
 def serve(connection: Connection[Any, Any]) -> None:
     """Does as it is told."""
+    connection.send_bytes(b"")
     while True:
         message = connection.recv_bytes()
         if message == b"loop":

@@ -6,13 +6,15 @@ import errno
 import hashlib
 import json
 import os
+import platform
 import re
 import secrets
 import shutil
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from io import BufferedReader, TextIOWrapper
+from io import BufferedReader, BytesIO, TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from gsa.terminal import quoted
 OLD = ".old"  # suffix of a folder that is being replaced
 UNFINISHED = ".unfinished"  # suffix of what is being written or removed
 MOST_JSON = 2**26  # bytes; objects take some ten times as many in memory
+MOST_BYTES = 2**28  # of other files that are read whole: texts, templates, tokenizers
 
 
 def named(name: str | Path, what: str) -> Path:
@@ -43,6 +46,11 @@ def named(name: str | Path, what: str) -> Path:
             f"{what}: {quoted(str(name))} cannot be the name of a file: it has a NUL, or half of a surrogate"
         ) from None
     return Path(name)
+
+
+_MACHINE = hashlib.sha256(platform.node().encode()).hexdigest()[:4]  # in the names of what it writes
+_FORGOTTEN = 24 * 3600.0
+"""Seconds after which nobody, on whatever machine, is still writing."""
 
 
 class NotAFile(OSError):
@@ -77,15 +85,17 @@ def _without_waiting(path: str, flags: int) -> int:
 
 
 def read_file(path: str | Path) -> bytes:
-    """The content of a regular file."""
+    """The content of a regular file, which must not be larger than a file can be that is read whole."""
     with open_file(path) as file:
-        return file.read()
+        content = file.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise OSError(errno.EFBIG, f"more than {byte_count(MOST_BYTES)}", str(path))
+    return content
 
 
 def read_text(path: str | Path) -> str:
-    """The text of a regular file in UTF-8, with line ends as Python has them."""
-    with TextIOWrapper(open_file(path), encoding="utf-8") as file:
-        return file.read()
+    """The text of such a file in UTF-8, with line ends as Python has them."""
+    return TextIOWrapper(BytesIO(read_file(path)), encoding="utf-8").read()
 
 
 def read_json(path: Path, *, made_by: str | None = None) -> dict[str, Any]:
@@ -160,23 +170,26 @@ def _is_held(folder: Path, stack: ExitStack) -> bool:
 
 
 def remove_leftovers(folder: Path, name: str | None = None) -> None:
-    """Removes what killed writers of a file or folder of this name, or of any, have left in a folder.
+    """Removes what killed writers of a file or folder of this name have left in a folder; or of any name, for a process
+    that holds the folder: then nobody else writes files in it.
 
-    What a living process holds stays. What cannot be removed only takes space, and stays too.
+    What a living process holds stays, and so does what another machine may be writing on a shared disk, whose locks
+    are not seen here, for a day. What cannot be removed only takes space, and stays too.
     """
     named = ".+" if name is None else f"{re.escape(name)}({re.escape(OLD)})?"
-    leftover = re.compile(rf"\.{named}\.[0-9a-f]+{re.escape(UNFINISHED)}", re.DOTALL)
+    leftover = re.compile(rf"\.{named}\.(?P<token>[0-9a-f]+){re.escape(UNFINISHED)}", re.DOTALL)
     with suppress(OSError):
         for path in list(folder.iterdir()):
-            if leftover.fullmatch(path.name):
+            found = leftover.fullmatch(path.name)
+            if found is not None:
                 with suppress(OSError):
-                    _remove_unless_held(path)
+                    if path.is_symlink() or (name is None and path.is_file()):  # nothing is written to links
+                        path.unlink()
+                    elif found["token"].startswith(_MACHINE) or time.time() - path.stat().st_mtime > _FORGOTTEN:
+                        _remove_unless_held(path)
 
 
 def _remove_unless_held(path: Path) -> None:
-    if path.is_symlink():  # one that was to be removed: nothing is written to links
-        path.unlink()
-        return
     with held(path) as alone:
         if alone:
             remove(path)
@@ -192,7 +205,7 @@ def remove(path: Path) -> None:
 
 def unfinished(path: Path) -> Path:
     """A hidden path beside `path` for what is being written; a new one each time, since two may write it."""
-    return path.with_name(f".{path.name}.{secrets.token_hex(4)}{UNFINISHED}")
+    return path.with_name(f".{path.name}.{_MACHINE}{secrets.token_hex(4)}{UNFINISHED}")
 
 
 @contextmanager

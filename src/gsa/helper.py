@@ -1,16 +1,19 @@
 """A process beside this one for work that may run for ever, take all memory or crash: then it alone ends.
 
-It is started bare, with nothing of the main script imported, and lives as long as the pipe to it: it ends by itself if
-the process that started it is killed. Ctrl-C does not reach it.
+It is started bare, with nothing of the main script imported, and lives as long as the pipe to it: when the process that
+started it is killed, it ends by itself, at the latest when its time for what it was asked is over. Ctrl-C does not
+reach it.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -19,6 +22,9 @@ from weakref import finalize
 
 # Until Python's path is set here, the current folder is on it: only built-in modules may be imported before.
 _START = "import sys; sys.path[:] = sys.argv[4:]; from gsa.helper import serve; serve(*sys.argv[1:4])"
+
+START_SECONDS = 60.0
+"""For the start of a helper, on a busy machine or from a slow disk."""
 
 
 class HelperEnded(Exception):
@@ -45,36 +51,62 @@ class Helper:
                 start_new_session=True,
                 stderr=errors,
             )
+        self._ready = False
         self.end = finalize(self, _end, self.process, self.connection)
         """Ends it."""
 
     def ask(self, message: bytes, seconds: float) -> bytes:
-        """Its answer to a message. If it takes longer, or ends, or the wait is interrupted, it is ended."""
+        """Its answer to a message. If it takes longer, or ends, or the wait is interrupted, it is ended.
+
+        Its function has to send an empty message first, when it is ready: the seconds count from then.
+        """
+        if not self.end.alive:
+            raise HelperEnded("it has ended before")
         try:
+            if not self._ready:
+                self._receive(START_SECONDS)
+                self._ready = True
             self.connection.send_bytes(message)
-            if not self.connection.poll(seconds):
-                raise HelperEnded(f"it took more than {seconds:g} seconds")
-            return self.connection.recv_bytes()
-        except (EOFError, OSError):
+            return self._receive(seconds)
+        except (EOFError, ConnectionError):
             raise HelperEnded(self.reason()) from None
-        except BaseException:
+        except BaseException:  # also of a signal handler
             self.end()
             raise
 
+    def _receive(self, seconds: float) -> bytes:
+        if not self.connection.poll(seconds):
+            raise HelperEnded(f"it took more than {seconds:g} seconds")
+        return self.connection.recv_bytes()
+
     def reason(self) -> str:
-        """How it ended."""
+        """How it ended, once the pipe to it is closed."""
         code = self.process.wait()
         self.end()
         if code == -signal.SIGKILL:
             return "it was killed, perhaps for want of memory"
-        names = {-number: f"{number.name} ended it, perhaps for want of memory" for number in (signal.SIGABRT,)}
-        return names.get(code) or (f"signal {-code} ended it" if code < 0 else f"it ended with exit code {code}")
+        if code == -signal.SIGABRT:
+            return "SIGABRT ended it, perhaps for want of memory"
+        return f"signal {-code} ended it" if code < 0 else f"it ended with exit code {code}"
 
 
 def _end(process: subprocess.Popen[bytes], connection: Connection[Any, Any]) -> None:
     process.kill()
     process.wait()
     connection.close()
+
+
+@contextmanager
+def ended_after(seconds: float) -> Iterator[None]:
+    """Around what a helper was asked: ends its process a second later than who asked would, who may be gone by then."""
+    if hasattr(signal, "SIGALRM"):
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # which ends a process even inside one long operation
+        signal.alarm(math.ceil(seconds) + 1)
+    try:
+        yield
+    finally:
+        if hasattr(signal, "SIGALRM"):
+            signal.alarm(0)
 
 
 def serve(descriptor: str, function: str, memory: str) -> None:

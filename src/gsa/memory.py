@@ -18,17 +18,27 @@ def memory_of(device: torch.device) -> int | None:
         return torch.cuda.get_device_properties(device).total_memory
     if device.type != "cpu" or not hasattr(os, "sysconf"):
         return None
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = Path("/sys/fs/cgroup/memory.max")
-    if limit.exists() and (text := limit.read_text().strip()).isdigit():
-        machine = min(machine, int(text))
-    return machine
+    try:
+        machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (OSError, ValueError):
+        return None
+    limit = _text(Path("/sys/fs/cgroup/memory.max")).strip()
+    if limit.isdigit():
+        machine = min(machine, int(limit))
+    return machine if machine > 0 else None
 
 
 def swap() -> int:
     """Bytes on disk that stand in for the machine's memory, slowly; 0 where that is not known."""
-    known = Path("/proc/meminfo")
-    for line in known.read_text().splitlines() if known.exists() else ():
+    for line in _text(Path("/proc/meminfo")).splitlines():
         if line.startswith("SwapTotal:"):
             return int(line.split()[1]) * 1024
     return 0
+
+
+def _text(path: Path) -> str:
+    """A file of the system's, or nothing where there is none, or it may not be read."""
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

@@ -26,7 +26,7 @@ class Sampling:
     True
     """
 
-    max_tokens: int = number(512, least=0)
+    max_tokens: int = number(512, least=0, most=10**9)
     """Tokens at most; 0 reads the prompt and says nothing."""
     temperature: float = number(0.8, least=0, most=ANY)
     """What scores are divided by; 0 always takes the likeliest token, of several the one with the lowest id."""

@@ -17,7 +17,7 @@ from threading import Lock
 from typing import Any
 
 from gsa.errors import GSAError
-from gsa.helper import Helper, HelperEnded
+from gsa.helper import Helper, HelperEnded, ended_after
 
 SECONDS = 5.0
 """For one conversation; ordinary templates take a few milliseconds."""
@@ -30,6 +30,15 @@ SAFE_JINJA = (3, 1, 6)
 
 _helper: tuple[int, Helper] | None = None  # and the process that started it: one that was forked needs its own
 _lock = Lock()
+
+
+def _renew_lock() -> None:
+    global _lock
+    _lock = Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)  # another thread of the parent may have held it
 
 
 def start() -> None:
@@ -61,10 +70,12 @@ def serve(connection: Connection[Any, Any]) -> None:
     """What the helper does: a conversation comes, its text goes."""
     with suppress(GSAError):  # which is told with the first template
         _compiled("")  # imports all that is needed
+    connection.send_bytes(b"")  # ready
     while True:
         request = connection.recv_bytes()
         try:
-            answer = {"text": _rendered(**json.loads(request))}
+            with ended_after(SECONDS):
+                answer = {"text": _rendered(**json.loads(request))}
         except MemoryError:
             answer = {
                 "error": f"MemoryError: it takes more than the {MEMORY >> 20} MB of memory that a template may have"

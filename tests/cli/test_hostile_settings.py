@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import redirect_stderr
+import os
+import threading
+from contextlib import redirect_stderr, suppress
 from dataclasses import fields
 from io import StringIO
 from pathlib import Path
@@ -71,6 +73,11 @@ def test_a_recipe_of_any_text(text: str) -> None:
     assert_readable(told.getvalue())
 
 
+def _written_to(pipe: Path, text: str) -> None:
+    with suppress(BrokenPipeError):  # one that is too long is not read to its end
+        pipe.write_text(text)
+
+
 def test_recipes_that_once_broke_something(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("root:x:0:0\nnobody:x:1:1\n")
@@ -78,8 +85,16 @@ def test_recipes_that_once_broke_something(capsys: pytest.CaptureFixture, tmp_pa
         f"{b}: &{b} [*{a}, *{a}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
     )
     for text, message in (
-        (f"config: {secret}\n", "there is no setting 'config'"),
-        (f"model_options: {{config: {secret}}}\n", "there is no setting 'config'"),
+        (f"config: {secret}\n", "has the name 'config'"),
+        (f"config: {secret}\nout:\t y\n", "has the name 'config'"),
+        (f'"con\\x66ig": {secret}\n', "has the name 'config'"),
+        (f"model_options: {{config: {secret}}}\n", "has the name 'config'"),
+        (f"data: [{{config: {secret}}}]\n", "has the name 'config'"),
+        (f"- config: {secret}\n", "must be names with values"),
+        ("seed: !!bool foo", "has the tag 'tag:yaml.org,2002:bool'"),
+        ("seed: !!timestamp foo", "has the tag"),
+        ("seed: !!int ''", "has the tag"),
+        ("out: 2026-02-30\nsteps: 3", "data is missing"),
         ("seed: " + "9" * 5000, "a number of thousands of digits"),
         ("seed: 1e400", "--seed must be a whole number, got inf"),
         ("seed: 100000000000000000000", "seed must be at most 18446744073709551615"),
@@ -101,6 +116,21 @@ def test_recipes_that_once_broke_something(capsys: pytest.CaptureFixture, tmp_pa
         assert "root:x" not in told
     for name in ("a\0b", "a\ud800b"):
         assert "cannot be the name of a file" in refused(capsys, "train", "--config", name)
+
+
+def test_settings_from_a_pipe_are_looked_at_too(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
+    secret, pipe = tmp_path / "secret", tmp_path / "pipe"
+    secret.write_text("root:x:0:0\n")
+    os.mkfifo(pipe)
+    for text, message in (
+        (f"config: {secret}\n", "has the name 'config'"),
+        ("x" * 10**6, "has more than 65,536 bytes"),
+        ("data: nowhere\nthreads: 1000000000", "threads must be at most 1024"),
+    ):
+        writer = threading.Thread(target=_written_to, args=(pipe, text))
+        writer.start()
+        assert message in refused(capsys, "train", "--config", pipe)
+        writer.join()
 
 
 @pytest.mark.parametrize("text", [text for text in TEXTS if text.strip() and text not in ("gsa", "none", "\x1b[2J")])

@@ -18,6 +18,7 @@ from gsa.data.shards import Manifest, Tokens, npy_header, token_dtype
 from gsa.data.tokenizer import load_tokenizer
 from gsa.data.writer import ShardWriter
 from gsa.errors import GSAError
+from gsa.files import unfinished
 
 DOCUMENTS = [
     b"one",
@@ -212,7 +213,7 @@ def test_a_manifest_of_an_earlier_version_says_nothing_of_the_tokenizers_files(f
 def fill_disk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the first shard will be written to, there is no room."""
     monkeypatch.setattr("gsa.files.secrets.token_hex", lambda count: "0")
-    (folder / ".tokens-00000.npy.0.unfinished").symlink_to("/dev/full")
+    unfinished(folder / "tokens-00000.npy").symlink_to("/dev/full")
 
 
 def test_a_full_disk_is_told_and_leaves_nothing_unfinished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,8 +47,8 @@ def test_what_is_not_a_file_is_refused(tmp_path: Path) -> None:
         (tmp_path, "is not a file"),
         (tmp_path / "pipe", "is not a file"),
         (tmp_path / "missing", "there is no such file"),
-        (tmp_path / "null\0", "there is no such file"),
-        (tmp_path / ("n" * 300), "cannot be read: .*File name too long"),
+        (tmp_path / "null\0", "file: .* cannot be the name of a file"),
+        (tmp_path / ("n" * 300), "file: .* cannot be used: File name too long"),
     ]:
         with pytest.raises(GSAError, match=rf"State\.load: .*: {reason}"):
             State.load(path, model("gsa"))

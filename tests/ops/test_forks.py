@@ -59,7 +59,7 @@ large()
 def test_a_child_that_imports_gsa_after_its_fork_may_fork_again() -> None:
     """There, torch's library still believes in the threads of the parent, and would wait for their end."""
     _run("""
-import os, signal, torch
+import os, signal, threading, time, torch
 
 torch.set_num_threads(2)
 torch.randn(3_000_000).exp()  # starts torch's threads
@@ -67,6 +67,7 @@ child = os.fork()
 if child == 0:
     signal.alarm(60)
     import gsa.ops
+    threading.Thread(target=time.sleep, args=(100,), daemon=True).start()
     grandchild = os.fork()
     os._exit(0 if grandchild == 0 or os.waitpid(grandchild, 0)[1] == 0 else 1)
 status = os.waitpid(child, 0)[1]

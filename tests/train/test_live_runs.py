@@ -1,7 +1,6 @@
 """Runs that go on while others read them: a checkpoint that is removed meanwhile is no error, the next is read."""
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from gsa.infer.model import Model
 from gsa.infer.text import TextEngine
 from gsa.models import checkpoint as model_checkpoint
 from gsa.models.checkpoint import load_model
-from gsa.train import checkpoint, manifest
+from gsa.train import checkpoint, export, manifest
 from gsa.train.checkpoint import prune, save_checkpoint
 from gsa.train.export import export_checkpoint
 from tests.models.cases import model
@@ -45,7 +44,7 @@ READERS: dict[str, Callable[[Path, Path], object]] = {
     "export --best": lambda run, out: export_checkpoint(run, out, fail, best=True),
 }
 # Where the run saves and removes: before a file is hashed, before the state, a config, the weights or a copy is read.
-MOMENTS = [(manifest, "sha256"), (checkpoint, "read_json"), (model_checkpoint, "read_json"), (shutil, "copyfile")]
+MOMENTS = [(manifest, "sha256"), (checkpoint, "read_json"), (model_checkpoint, "read_json"), (export, "read_file")]
 MOMENTS += [(model_checkpoint, "load_weights"), (model_checkpoint, "safe_open"), (checkpoint, "load_weights")]
 
 

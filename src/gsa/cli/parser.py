@@ -10,7 +10,7 @@ from jsonargparse import ActionYesNo, ArgumentParser, DefaultHelpFormatter
 
 from gsa.cli.console import tell
 from gsa.cli.mistakes import explained
-from gsa.cli.settings_file import problem
+from gsa.cli.settings_file import checked_settings
 from gsa.cli.values import Value
 from gsa.errors import GSAError
 from gsa.options import choices
@@ -113,10 +113,13 @@ class Parser(ArgumentParser):
         return action
 
     def parse_args(self, args: Any = None, *others: Any, **options: Any) -> Any:
-        for file in taken_out("--config", args or [])[0]:
-            found = problem(file)
-            if found is not None:
-                self.error(found)
+        files, rest = taken_out("--config", args or [])
+        for i, file in enumerate(files):
+            files[i], fault = checked_settings(file)
+            if fault is not None:
+                self.error(fault)
+        if files:
+            args = [*(f"--config={file}" for file in files), *rest]
         try:
             return super().parse_args(args, *others, **options)
         except GSAError:

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from gsa.errors import GSAError
 from gsa.files import named, open_file, read_json, sha256
+from gsa.terminal import quoted
 
 FORMAT = 1
 MANIFEST, TOKENIZER = "manifest.json", "tokenizer"
@@ -92,6 +93,9 @@ class Manifest:
         for i, shard in enumerate(manifest.shards):
             if (shard.tokens, shard.documents) != shard_names(i):
                 raise GSAError(f"{path}: shard {i} is {shard.tokens!r}, {shard.documents!r}; expected {shard_names(i)}")
+        for name in manifest.tokenizer_files:
+            if Path(name).name != name:
+                raise GSAError(f"{path}: tokenizer_files: {quoted(name)} is not the name of a file beside the others")
         tokens = sum(shard.token_count for shard in manifest.shards)
         documents = sum(shard.document_count for shard in manifest.shards)
         if (tokens, documents) != (manifest.tokens, manifest.documents):

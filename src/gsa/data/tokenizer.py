@@ -22,7 +22,8 @@ from gsa.files import named, read_text
 
 BUILT_IN = ("bytes", "mistral")
 JSON, CONFIG = "tokenizer.json", "tokenizer_config.json"
-BESIDE = ("special_tokens_map.json", "generation_config.json", "config.json", "chat_template.jinja")
+TEMPLATE = "chat_template.jinja"
+BESIDE = ("special_tokens_map.json", "generation_config.json", "config.json", TEMPLATE)
 END_OF_TEXT = "<|endoftext|>"
 PIECE_CHARACTERS = 1 << 14
 """Longest text, in characters, that is encoded in one go."""
@@ -112,6 +113,15 @@ def tokenizer_paths(tokenizer: Tokenizer) -> list[Path]:
         return []
     folder = path if path.is_dir() else path.parent
     return [path, *(folder / name for name in (JSON, CONFIG, *BESIDE))]
+
+
+def read_template(folder: Path) -> str | None:
+    """The chat template that has a file of its own in a folder."""
+    path = folder / TEMPLATE
+    try:
+        return read_text(path) if path.exists() else None
+    except (OSError, UnicodeDecodeError) as error:
+        raise GSAError(f"tokenizer: {path} cannot be read: {error}") from None
 
 
 def _from_files(name: str, path: Path) -> Tokenizer:

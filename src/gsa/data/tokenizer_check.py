@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import permutations
 from multiprocessing.connection import Connection
 from typing import Any
 
 from gsa.errors import GSAError
-from gsa.helper import Helper, HelperEnded
+from gsa.helper import Helper, HelperEnded, ended_after
 
 MAX_BYTES = 2**27
 """Of a file; the largest vocabularies take a quarter of it."""
@@ -24,6 +25,8 @@ MAX_STEPS = 100
 """Parts of a normalizer, pre-tokenizer or decoder; usual ones have up to ten."""
 MAX_GROWTH = 64
 """How many times as long these may make a text; usual ones double it."""
+MAX_WORD = 1000
+"""Characters of a word that WordPiece looks at; usual files have 100."""
 SECONDS, MEMORY = 10.0, 2**30
 """Limits of a trial, which usually takes a tenth of a second."""
 GROWS = {"ByteLevel": 4, "Metaspace": 2}
@@ -59,6 +62,10 @@ def check_tokenizer(name: str, text: str) -> None:
         raise GSAError(f"tokenizer: {name}: not a tokenizer.json that `tokenizers` reads: {error}") from None
     if not isinstance(content, dict):
         raise GSAError(f"tokenizer: {name}: not a tokenizer.json that `tokenizers` reads: it is no JSON object")
+    model = content.get("model")
+    word = model.get("max_input_chars_per_word", 0) if isinstance(model, dict) else 0
+    if type(word) is int and word > MAX_WORD:  # the library tries all parts of a word
+        raise GSAError(f"tokenizer: {name}: max_input_chars_per_word is {word:.3g}, expected {MAX_WORD} at most")
     stages = {stage: content.get(stage) for stage in STAGES}
     for stage, part in stages.items():
         try:
@@ -135,10 +142,11 @@ def _try(name: str, stages: dict[str, Any], tried: str) -> None:
 
 def serve(connection: Connection[Any, Any]) -> None:
     """What the helper does: stages of a tokenizer come, what is wrong with them goes, or nothing."""
+    connection.send_bytes(b"")  # ready
+    stages = json.loads(connection.recv_bytes())
     try:
-        reason = _tried(json.loads(connection.recv_bytes()))
-    except (EOFError, ConnectionError):
-        raise
+        with ended_after(SECONDS):
+            reason = _tried(stages)
     except BaseException as error:
         reason = f"{str(error) or type(error).__name__}"
     connection.send_bytes(reason[:300].encode("utf-8", "replace"))
@@ -171,6 +179,9 @@ def _probes(stages: dict[str, Any]) -> Iterator[str]:
             yield letter * length + "\x00"
     for pair in ("a ", "aA", "a1", " \n", "a-", "aé", "it's "):
         yield pair * 1000
+    for first, second in permutations([letter for letter in letters if letter.isalnum()][:16], 2):
+        yield (first + second) * 200
+    yield "The quick brown fox jumps over the lazy dog; it's done so 1,234 times since 1885. " * 20
 
 
 def _has_expression(step: dict[str, Any]) -> bool:

@@ -17,17 +17,19 @@ from gsa.data.tokenizer import (
     CONFIG,
     END_OF_TEXT,
     JSON,
+    TEMPLATE,
     Tokenizer,
     checked_ids,
     fingerprint_of,
     padding,
     pieces,
+    read_template,
     utf8,
 )
 from gsa.data.tokenizer_check import MAX_IDS, check_tokenizer, panics_told
 from gsa.errors import GSAError
 from gsa.extras import require
-from gsa.files import read_json, read_text
+from gsa.files import read_json
 
 GROUP_CHARACTERS = 1 << 18
 """Characters that `tokenizers` encodes in one call: its result takes about a hundred times as much memory."""
@@ -66,7 +68,7 @@ class JsonTokenizer(Tokenizer):
         _check_added(path, runner, content)
         _check_config(path, runner, content, config)
         eos_id = _end_of_text(path, runner, config)
-        return cls(name, text, config, eos_id, _chat_template(path.with_name("chat_template.jinja")))
+        return cls(name, text, config, eos_id, read_template(path.parent))
 
     def encode(self, texts: Sequence[str], *, continues: bool = False) -> list[NDArray[Any]]:
         results: list[list[NDArray[Any]]] = [[] for _ in texts]
@@ -114,7 +116,7 @@ class JsonTokenizer(Tokenizer):
             "eos_token": end,
             "split_special_tokens": True,  # as here: text is only text
         }
-        beside = {} if self._chat_template is None else {"chat_template.jinja": self._chat_template}
+        beside = {} if self._chat_template is None else {TEMPLATE: self._chat_template}
         return {JSON: self._text, CONFIG: json.dumps(config, indent=2) + "\n", **beside}
 
 
@@ -236,13 +238,6 @@ def _end_of_text(path: Path, runner: Any, config: dict[str, Any]) -> int:
             f"(special tokens: {', '.join(special) or 'none'})"
         )
     return int(known[0])
-
-
-def _chat_template(path: Path) -> str | None:
-    try:
-        return read_text(path) if path.exists() else None
-    except (OSError, UnicodeDecodeError) as error:
-        raise GSAError(f"tokenizer: {path} cannot be read: {error}") from None
 
 
 def _beside(path: Path, name: str) -> dict[str, Any]:

@@ -12,17 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gsa import templates
-from gsa.data.tokenizer import CONFIG, Tokenizer
+from gsa.data.tokenizer import CONFIG, TEMPLATE, Tokenizer, read_template
 from gsa.errors import GSAError
-from gsa.files import read_json, read_text
+from gsa.files import read_json
 from gsa.infer.detokenizer import detokenized
 from gsa.infer.state import State
 from gsa.infer.stop_strings import StopStrings
 from gsa.infer.text import Piece, Text, TextEngine, Writing
-from gsa.infer.vocabulary import SpecialToken, vocabulary
+from gsa.infer.vocabulary import vocabulary
 from gsa.sampling import DEFAULT, Sampling
 
-TEMPLATE, NAMES = "chat_template.jinja", "special_tokens_map.json"
+NAMES = "special_tokens_map.json"
 MARK = "\U000f0000"
 """A character that means nothing, around what stands for a name that is not to be taken for a special token."""
 
@@ -42,9 +42,9 @@ class ChatTemplate:
         """`names`: what the template knows special tokens by, as in {"bos_token": "<s>"}."""
         self.template, self.tokenizer, self.names = template, tokenizer, names or {}
         self._vocabulary = vocabulary(tokenizer)
-        self._special = sorted(self._vocabulary.special, key=lambda token: len(token.name), reverse=True)
-        self._in_text = re.compile("|".join(re.escape(token.name) for token in self._special) or "(?!)")
-        self._in_template = re.compile("|".join(map(_pattern, self._special)) or "(?!)")
+        self._special = {token.name: token for token in self._vocabulary.special}
+        longest_first = sorted(self._special, key=len, reverse=True)
+        self._in_text = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> ChatTemplate:
@@ -75,13 +75,17 @@ class ChatTemplate:
 
         guarded = [{**message, "content": self._in_text.sub(put_aside, message["content"])} for message in messages]
         rendered, segments, end = self._rendered(guarded), list[Segment](), 0
-        for found in self._in_template.finditer(rendered):
-            assert found.lastindex is not None
-            segments += [rendered[end : found.start()], self._special[found.lastindex - 1].id]
-            end = found.end()
+        for found in self._in_text.finditer(rendered):
+            token, before = self._special[found[0]], rendered[end : found.start()]
+            segments += [before.rstrip() if token.takes_left else before, token.id]
+            end = _after_spaces(rendered, found.end()) if token.takes_right else found.end()
         segments.append(rendered[end:])
+        numbers = {str(i): name for i, name in enumerate(typed)}  # others between marks are the template's own
         put_back = re.compile(f"{mark}(\\d+){mark}")
-        texts = [put_back.sub(lambda found: typed[int(found[1])], s) if isinstance(s, str) else s for s in segments]
+        texts = [
+            put_back.sub(lambda found: numbers.get(found[1], found[0]), s) if isinstance(s, str) else s
+            for s in segments
+        ]
         return [segment for segment in texts if segment != ""]
 
     def _rendered(self, messages: list[Message]) -> str:
@@ -207,14 +211,16 @@ def rest_of(whole: list[Segment], read: list[Segment]) -> list[Segment] | None:
     return later if here == last else None
 
 
-def _pattern(token: SpecialToken) -> str:
-    """Where a special token stands in a text: a group, and around it the white space that it takes with it."""
-    return (r"\s*" if token.takes_left else "") + f"({re.escape(token.name)})" + (r"\s*" if token.takes_right else "")
+def _after_spaces(text: str, begin: int) -> int:
+    found = re.compile(r"\s*").match(text, begin)
+    assert found is not None
+    return found.end()
 
 
 def _template(folder: Path, config: dict[str, Any]) -> str | None:
-    if (folder / TEMPLATE).exists():
-        return read_text(folder / TEMPLATE)
+    own = read_template(folder)
+    if own is not None:
+        return own
     found = config.get("chat_template")
     if isinstance(found, list):  # several by name
         named = {entry.get("name"): entry.get("template") for entry in found if isinstance(entry, dict)}

@@ -45,8 +45,8 @@ class State:
                 raise GSAError(f"State: {name} must be a {kind.__name__}, got {got}")
         if type(self.tokens) is not int:
             raise GSAError(f"State: tokens must be a whole number, got {self.tokens!r}")
-        if self.tokens > MAX_TOKENS:
-            raise GSAError(f"State: tokens must be at most {MAX_TOKENS}, got {_short(self.tokens)}")
+        if not 1 <= self.tokens <= MAX_TOKENS:
+            raise GSAError(f"State: tokens must be from 1 to {MAX_TOKENS}, got {_short(self.tokens)}")
         for name, pattern in FIELDS.items():
             value = getattr(self, name)
             if re.fullmatch(pattern, str(value)) is None:

@@ -43,15 +43,18 @@ def parameter_count(config: ModelConfig) -> int:
     return _numbers(_ends(config)) + layers + heads
 
 
-def check_memory(config: ModelConfig, operation: str) -> None:
+def check_memory(config: ModelConfig, operation: str, *, headless: bool = False) -> None:
     """Raises if a model that is about to be built has more weights than the memory of torch's default device.
 
-    Nothing is refused that could be held, if only with swap. A model without memory is never too large, nor one whose
-    parameters are spread over processes as they are made.
+    Nothing is refused that could be held, if only with swap. A model without memory (on torch's meta device, or of fake
+    tensors) is never too large, nor one whose parameters are spread over processes as they are made.
     """
     probe = RMSNorm(1, config.rms_norm_eps).weight  # what happens to one parameter happens to all
-    if not probe.is_meta and probe.numel():
-        check_numbers(parameter_count(config), probe.dtype, probe.device, f"{operation}: the model has")
+    has_memory = type(probe.data) is torch.Tensor and not probe.is_meta and probe.numel() > 0
+    if has_memory:
+        head = config.vocab_size * config.hidden_size if headless and not config.tie_word_embeddings else 0
+        count = parameter_count(config) - head
+        check_numbers(count, probe.dtype, probe.device, f"{operation}: the model has")
 
 
 def check_parts(config: ModelConfig, operation: str, device: torch.device) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+import threading
 
 import torch  # noqa: F401  (which loads that library)
 
@@ -22,6 +23,15 @@ def has_gnu_openmp(process: ctypes.CDLL) -> bool:
     return hasattr(process, "GOMP_parallel") and not hasattr(process, "__kmpc_fork_call")  # which the others have
 
 
+def _has_foreign_threads() -> bool:
+    """Whether this process has threads that Python has not started."""
+    try:
+        threads = {int(name) for name in os.listdir("/proc/self/task")}
+    except OSError:
+        return True  # not known; where /proc is missing, children of children are not thought of
+    return bool(threads - {os.getpid()} - {thread.native_id for thread in threading.enumerate()})
+
+
 def _prepare() -> None:
     """Once, when this module is imported: torch's OpenMP library has been loaded by then."""
     if sys.platform != "linux":
@@ -31,9 +41,9 @@ def _prepare() -> None:
         return
 
     def end_threads() -> None:
-        # A process without other threads has none to end. If it was forked before this was registered, its library
-        # believes in threads that are gone, and would wait for their end.
-        if len(os.listdir("/proc/self/task")) > 1:
+        # If this process was itself forked before this was registered, the library believes in threads that are gone,
+        # and would wait for their end: then there are only Python's own.
+        if _has_foreign_threads():
             process.omp_pause_resource_all(_HARD)
 
     os.register_at_fork(before=end_threads)

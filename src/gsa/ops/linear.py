@@ -8,12 +8,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gsa.errors import GSAError
+from gsa.errors import GSAError, raised_by
 from gsa.ops.calls import MatvecCall
 from gsa.ops.memory import readable, refuse_shared, same_place
 from gsa.ops.native.structs import MAX_COLUMNS
 from gsa.ops.portable_matvec import quantise_activations
 from gsa.ops.registry import find
+from gsa.ops.transforms import recorded
 from gsa.ops.weights import DENSE, PackedWeight, pack
 
 __all__ = ["MAX_COLUMNS", "PackedWeight", "matvec", "pack", "quantise_activations"]
@@ -132,7 +133,6 @@ def _check_out(
         del read["residual"]
     if norm is not None:
         read["the weight of norm"] = norm[0]
-    try:
-        refuse_shared({"out": out}, read)
-    except GSAError as error:
-        raise GSAError(f"matvec: {error}") from None
+    if not recorded():
+        with raised_by("matvec"):
+            refuse_shared({"out": out}, read)

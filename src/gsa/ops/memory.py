@@ -9,22 +9,25 @@ Every pointer that C++ is given comes from `address` or `located`. What torch co
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from gsa.errors import GSAError
+from gsa.ops.transforms import recorded
 
 
 def address(name: str, x: Tensor) -> int:
     """Where the numbers of x begin, of which none is missing; C++ may write to it."""
     if not x.is_cpu:
         raise GSAError(f"{name} is on {x.device}, and the native engine runs on the CPU")
+    if torch.compiler.is_compiling():
+        return x.data_ptr()  # torch's compiler knows no storages
     try:
         held, begin = x.untyped_storage().nbytes(), x.data_ptr()
-    except RuntimeError:  # it only stands for other tensors
-        held, begin = 0, 0
+    except RuntimeError:
+        raise GSAError(f"{name} is a {type(x).__name__} that stands for other tensors, and has no memory") from None
     needed = x.nbytes if x.is_contiguous() else _extent(x)
     if needed == 0:
         return begin
@@ -44,6 +47,8 @@ def located(name: str, x: Tensor) -> tuple[Tensor, int]:
 
 def readable(name: str, x: Tensor) -> Tensor:
     """x contiguous, with its numbers in memory as they are; a copy if they were not."""
+    if recorded():
+        return x.resolve_neg().contiguous()
     if x.is_contiguous() and not x.is_neg() and not x._is_zerotensor():
         return x
     require_memory({name: x})
@@ -52,7 +57,9 @@ def readable(name: str, x: Tensor) -> Tensor:
 
 def require_memory(tensors: Mapping[str, object]) -> None:
     """Raises unless all numbers of these tensors can be read. Other things among them are passed over, and tensors that
-    only stand for others: those are looked at where they are unwrapped."""
+    only stand for others: those are looked at where they are unwrapped, or not at all while calls are recorded."""
+    if recorded():
+        return
     for name, x in tensors.items():
         if not isinstance(x, Tensor) or type(x).__torch_dispatch__ is not Tensor.__torch_dispatch__:
             continue
@@ -74,13 +81,14 @@ def require_writable(name: str, x: Tensor) -> None:
 
 def refuse_shared(written: Mapping[str, Tensor], read: Mapping[str, Tensor | None]) -> None:
     """Raises if a tensor that is written to shares memory with another, or with one that is read meanwhile."""
-    spans = [(name, *_span(x)) for name, x in read.items() if x is not None]
+    if recorded():
+        return
+    others = [(name, x) for name, x in read.items() if x is not None]
     for name, x in written.items():
-        begin, end = _span(x)
-        for other, other_begin, other_end in spans:
-            if begin < other_end and other_begin < end:
+        for other, y in others:
+            if _share(x, y):
                 raise GSAError(f"{other} and {name} share memory, so {name} cannot be written to")
-        spans.append((name, begin, end))
+        others.append((name, x))
 
 
 def same_place(x: Tensor, y: Tensor) -> bool:
@@ -107,12 +115,29 @@ def _span(x: Tensor) -> tuple[int, int]:
     return begin, begin + _extent(x) if begin else 0
 
 
+def _share(x: Tensor, y: Tensor) -> bool:
+    """Whether numbers of both may lie at the same place.
+
+    Where their spans cross, one may still lie in the gaps of the other, as two parts of a larger tensor do: such parts
+    have equal strides, and together are a view that does not overlap itself.
+    """
+    (begin, end), (other_begin, other_end) = _span(x), _span(y)
+    if begin >= other_end or other_begin >= end:
+        return False
+    apart, odd = divmod(abs(other_begin - begin), x.itemsize)
+    if odd or (x.shape, x.stride(), x.dtype) != (y.shape, y.stride(), y.dtype):
+        return True
+    return _overlap((2, *x.shape), (apart, *x.stride()))
+
+
 def _overlaps_itself(x: Tensor) -> bool:
     """Whether different elements of x may lie at the same place."""
-    if x.is_contiguous():
-        return False
+    return not x.is_contiguous() and _overlap(x.shape, x.stride())
+
+
+def _overlap(shape: Sequence[int], strides: Sequence[int]) -> bool:
     reach = 0  # from the first to the last element of the dimensions so far, the narrowest first
-    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
+    for stride, size in sorted(zip(strides, shape, strict=True)):
         if size > 1:
             if stride <= reach:
                 return True

@@ -12,16 +12,18 @@ from torch.nn import functional as F
 from gsa.errors import raised_by
 from gsa.ops.calls import MatvecCall
 from gsa.ops.memory import require_memory, require_writable
+from gsa.ops.transforms import recorded
 from gsa.ops.weights import COLUMNS
 
 
 def matvec(call: MatvecCall) -> Tensor:
     """y [..., N] = W x, and whatever goes with it; in `out` if the call has one."""
-    with raised_by("matvec"):
-        norm_weight = None if call.norm is None else call.norm[0]
-        require_memory({"x": call.x, "the weight of norm": norm_weight, "residual": call.residual})
-        if call.out is not None:
-            require_writable("out", call.out)
+    if not recorded():
+        with raised_by("matvec"):
+            norm_weight = None if call.norm is None else call.norm[0]
+            require_memory({"x": call.x, "the weight of norm": norm_weight, "residual": call.residual})
+            if call.out is not None:
+                require_writable("out", call.out)
     x, width = call.x, call.weight.K
     if call.norm is not None:
         x = F.rms_norm(x, (width,), *call.norm)

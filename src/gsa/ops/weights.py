@@ -21,6 +21,7 @@ from gsa.ops.native import library
 from gsa.ops.native import linear as native
 from gsa.ops.native.linear import Matrix
 from gsa.ops.native.structs import BLOCK_COLUMNS, BLOCK_ROWS
+from gsa.ops.transforms import recorded
 
 ROWS, COLUMNS = BLOCK_ROWS, BLOCK_COLUMNS
 BITS = {"int8": 8, "int4": 4}
@@ -126,12 +127,7 @@ class PackedWeight:
 
     def matrix(self) -> Matrix:
         """For the native engine. Made anew when torch has moved a tensor to other memory, as share_memory_() does."""
-        weight, scale, zero = self.weight, self.scale, self.zero
-        addresses = (
-            address("PackedWeight: weight", weight),
-            0 if scale is None else address("PackedWeight: scale", scale),
-            0 if zero is None else address("PackedWeight: zero", zero),
-        )
+        addresses = tuple(0 if x is None else address(f"PackedWeight: {name}", x) for name, x in self.parts().items())
         found: Matrix | None = self.__dict__.get("_matrix")
         if found is None or found.addresses != addresses:
             found = self.__dict__["_matrix"] = Matrix(self, addresses)
@@ -139,8 +135,9 @@ class PackedWeight:
 
     def require_memory(self) -> None:
         """Raises if torch has freed a tensor of it."""
-        with raised_by("PackedWeight"):
-            require_memory(self.parts())
+        if not recorded():
+            with raised_by("PackedWeight"):
+                require_memory(self.parts())
 
     def parts(self) -> dict[str, Tensor | None]:
         """Its tensors by name."""

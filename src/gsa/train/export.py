@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from torch import Tensor
 from gsa.data.tokenizer import CONFIG as TOKENIZER_CONFIG
 from gsa.data.tokenizer import padding
 from gsa.errors import GSAError, raised_by
-from gsa.files import named, read_json, whole_folder
+from gsa.files import named, read_file, read_json, whole_folder
 from gsa.models.checkpoint import CONFIG, companions, config_text, empty_model, stored_weights, write_weights
 from gsa.models.config import ModelConfig
 from gsa.models.remote import AUTO_MAP, write_module
@@ -80,7 +79,7 @@ def _exported(checkpoint: Checkpoint, out: Path, *, ema: bool, dtype: str | None
     with whole_folder(out, "export", weight_bytes) as folder:
         write_weights(folder, weights, shard_bytes=SHARD_BYTES)
         for file in beside:
-            shutil.copyfile(file, folder / file.name)
+            (folder / file.name).write_bytes(read_file(file))
         special = _special_tokens(config, checkpoint.state, pads_with_end=_pads_with_end(folder / TOKENIZER_CONFIG))
         (folder / CONFIG).write_text(config_text(config, weights, auto_map=AUTO_MAP, **special))
         write_module(folder)

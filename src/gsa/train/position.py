@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ class Evaluated:
 
     step: int = number(least=0)
     loss: float = number()
-    perplexity: float = number()
+    perplexity: float = number(most=sys.float_info.max)  # of a loss that has grown, it is far beyond other numbers
     bits_per_byte: float = number()
 
 

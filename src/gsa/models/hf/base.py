@@ -73,8 +73,9 @@ class GSAPreTrainedModel(PreTrainedModel):
         Tensors that are missing, too many or of another shape are errors that name them.
         """
         path = pretrained.path_of(pretrained_model_name_or_path)
-        if options.setdefault("use_safetensors", True) is False:
+        if options.get("use_safetensors") is False:
             raise GSAError(f"{cls.__name__}: use_safetensors is false, and weights are read from safetensors only")
+        options["use_safetensors"] = True  # None, transformers' own default, would read pickled weights too
         try:
             loaded: Any = super().from_pretrained(
                 path, *args, output_loading_info=True, ignore_mismatched_sizes=True, **options

@@ -35,7 +35,7 @@ class GSAModel(GSAPreTrainedModel):
     def __init__(self, config: GSAConfig):
         super().__init__(config)
         sizes = config.to_model_config()
-        check_memory(sizes, "GSAModel")
+        check_memory(sizes, "GSAModel", headless=True)
         build(self, sizes)
         self.post_init()
 
@@ -139,6 +139,7 @@ class GSAForCausalLM(GSAPreTrainedModel, GSAGenerationMixin):
 
     def __init__(self, config: GSAConfig):
         super().__init__(config)
+        check_memory(config.to_model_config(), "GSAForCausalLM")
         self.model = GSAModel(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()

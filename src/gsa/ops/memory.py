@@ -22,8 +22,6 @@ def address(name: str, x: Tensor) -> int:
     """Where the numbers of x begin, of which none is missing; C++ may write to it."""
     if not x.is_cpu:
         raise GSAError(f"{name} is on {x.device}, and the native engine runs on the CPU")
-    if torch.compiler.is_compiling():
-        return x.data_ptr()  # torch's compiler knows no storages
     try:
         held, begin = x.untyped_storage().nbytes(), x.data_ptr()
     except RuntimeError:

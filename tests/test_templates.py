@@ -138,6 +138,8 @@ def test_a_hostile_template_is_an_error_and_the_next_one_works(monkeypatch: pyte
     for template in HOSTILE:
         with pytest.raises(GSAError, match=r"(?s)^.{10,1100}$") as raised:
             templates.render(template, MESSAGES, NAMES)
+        if template in HOSTILE[-3:]:  # which take no time: it is the sandbox that refuses them
+            assert "seconds" not in str(raised.value)
         assert "Traceback" not in str(raised.value), template
     monkeypatch.undo()
     assert templates.render(CHATML, MESSAGES, NAMES) == by_transformers(CHATML, MESSAGES)

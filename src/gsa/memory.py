@@ -19,13 +19,16 @@ def memory_of(device: torch.device) -> int | None:
     if device.type != "cpu" or not hasattr(os, "sysconf"):
         return None
     try:
-        machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        page, pages = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_PHYS_PAGES")
     except (OSError, ValueError):
         return None
+    if page <= 0 or pages <= 0:  # the system does not know either
+        return None
+    machine = page * pages
     limit = _text(Path("/sys/fs/cgroup/memory.max")).strip()
     if limit.isdigit():
         machine = min(machine, int(limit))
-    return machine if machine > 0 else None
+    return machine
 
 
 def swap() -> int:

@@ -58,6 +58,7 @@ def folder(place: Path, whole: Any) -> Path:
         ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": "////"}}, "normalizer cannot be used"),
         ({"normalizer": {"type": "Nothing"}}, "not a tokenizer.json that `tokenizers` reads"),
         ({"model": {"type": "WordLevel", "vocab": {"a": 2**32 - 1, "b": 0}, "unk_token": "b"}}, "without a gap"),
+        ({"model": {"type": "WordPiece", "max_input_chars_per_word": 10**9, "vocab": {}}}, "expected 1000 at most"),
     ],
     ids=str,
 )

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import secrets
+import signal
 import subprocess
 import sys
 import time
@@ -103,7 +105,7 @@ class Turn:
                 time.sleep(0.2)
         finally:
             if process.poll() is None:
-                process.kill()
+                os.killpg(process.pid, signal.SIGKILL)  # what its tests have started, too
                 process.wait()
         codes = (0, 1, 5)  # of pytest: all passed, some failed, none selected
         return None if process.returncode in codes else f"the process ended with code {process.returncode}"

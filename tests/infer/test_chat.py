@@ -115,6 +115,19 @@ def test_names_of_special_tokens_in_messages_are_text(first: str, second: str) -
     ]  # fmt: skip
 
 
+def test_a_template_that_writes_much_white_space_takes_no_time(tmp_path: Path) -> None:
+    """Before a token that takes the white space beside it: the search for it was quadratic, minutes for this text."""
+    write_tokenizer(tmp_path, lstrip=True, rstrip=True)
+    template = ChatTemplate("a{{ ' ' * 10 ** 6 }}b{{ ' ' * 99 }}" + END + "  c", load_tokenizer(tmp_path))
+    assert template.render([{"role": "user", "content": "?"}]) == ["a" + " " * 10**6 + "b", END_ID, "c"]
+
+
+def test_a_template_that_forges_marks_gets_no_words_of_others() -> None:
+    forged = "{% set mark = '%c' % " + str(ord(MARK)) + " %}{{ mark ~ '7' ~ mark ~ mark ~ '9' * 5000 ~ mark }}"
+    (text,) = ChatTemplate(forged, load_talking()).render([{"role": "user", "content": END}])
+    assert text == f"{MARK}7{MARK}{MARK}{'9' * 5000}{MARK}"
+
+
 @cache
 def load_talking() -> Tokenizer:
     """The tokenizer of bytes with special tokens."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import gsa
 from gsa import ModelConfig
@@ -126,6 +129,28 @@ def test_a_model_is_counted_before_it_is_built() -> None:
         assert count in str(raised.value)
 
 
+def test_what_takes_no_memory_is_never_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    with FakeTensorMode():
+        check_memory(ModelConfig(**ABSURD), "LM")
+    with torch.device("meta"):
+        check_memory(ModelConfig(**ABSURD), "LM")
+    monkeypatch.setattr("gsa.memory._text", lambda path: "")  # files of the system that may not be read
+    monkeypatch.setattr(os, "sysconf", lambda name: -1)
+    check_memory(ModelConfig(**ABSURD), "LM")  # nothing is known
+
+
+def test_a_model_without_head_is_counted_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gsa.models.sizes.memory_of", lambda device: 1)
+    with pytest.raises(OutOfMemory) as raised:
+        gsa.GSAModel(gsa.GSAConfig.from_model_config(config("gsa")))
+    with pytest.raises(OutOfMemory) as with_head:
+        LM(config("gsa"))
+    counts = [
+        int(re.search(r"([\d,]+) parameters", str(found.value))[1].replace(",", "")) for found in (raised, with_head)
+    ]
+    assert counts[1] - counts[0] == config("gsa").vocab_size * config("gsa").hidden_size
+
+
 def test_a_model_is_refused_at_the_last_byte(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = config("gsa")
     bytes_ = 4 * parameter_count(sizes)
@@ -205,5 +230,7 @@ def test_pickled_weights_get_one_sentence_everywhere(tmp_path: Path) -> None:
     for load in (gsa.load, LM.from_pretrained, gsa.Engine, gsa.GSAForCausalLM.from_pretrained):
         with pytest.raises(GSAError, match=PICKLED):
             load(tmp_path)
+    with pytest.raises(GSAError, match=PICKLED):
+        gsa.GSAForCausalLM.from_pretrained(tmp_path, use_safetensors=None)
     with pytest.raises(GSAError, match="weights are read from safetensors only"):
         gsa.GSAForCausalLM.from_pretrained(tmp_path, use_safetensors=False)

@@ -64,6 +64,27 @@ def test_a_step_in_place_shares_no_memory() -> None:
                 gated_slot_attention_step(q, k, v, g, state=SlotState(interleaved, state.v), inplace=True)
 
 
+def test_a_state_may_be_two_parts_of_one_tensor() -> None:
+    """Whose numbers lie between each other's, and never at the same place."""
+    B, H, K, M = 2, 2, 4, 4
+    q, k, v, g = torch.randn(B, H, K), torch.randn(B, H, K), torch.randn(B, H, K), -torch.rand(B, H, M)
+    fresh = SlotState(torch.zeros(B, H, K, M), torch.zeros(B, H, M, K))
+    expected, _ = gated_slot_attention_step(q, k, v, g, state=fresh)
+    both, wide = torch.zeros(B, 2, H, K, M), torch.zeros(B, H, K, 2 * M)
+    for state in (SlotState(both[:, 0], both[:, 1]), SlotState(wide[..., :M], wide[..., M:])):
+        o, _ = gated_slot_attention_step(q, k, v, g, state=state, inplace=True)
+        torch.testing.assert_close(o, expected)
+    overlapping = SlotState(wide[..., :M], wide[..., 2 : M + 2])
+    with pytest.raises(GSAError, match="share memory"):
+        gated_slot_attention_step(q, k, v, g, state=overlapping, inplace=True)
+
+
+def test_what_stands_for_other_tensors_is_told() -> None:
+    weight = pack(torch.randn(8, 64), "fp32")
+    with pytest.raises(GSAError, match=r"x is a Tensor that stands for other tensors, and has no memory"):
+        torch.vmap(lambda x: matvec(weight, x, backend="native"))(torch.randn(2, 64))
+
+
 def test_packed_sequences_without_memory() -> None:
     q = torch.randn(1, 5, 1, 4)
     for engine in ("native", "chunk", "reference"):

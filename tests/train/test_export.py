@@ -201,6 +201,14 @@ def test_a_best_checkpoint_that_is_gone(tmp_path: Path) -> None:
         export(str(tmp_path / "run"), str(tmp_path / "out"), best=True)
 
 
+def test_a_device_beside_the_weights_is_not_copied(tmp_path: Path) -> None:
+    folder = save(tmp_path / "run", 3)
+    (folder / "tokenizer.extra.json").symlink_to("/dev/zero")
+    with pytest.raises(GSAError, match="not a regular file"):
+        export(str(tmp_path / "run"), str(tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
 def test_weights_that_a_dtype_cannot_hold(tmp_path: Path) -> None:
     large = {**weights(1), "model.norm.weight": torch.full((16,), 1e6)}
     save_checkpoint(tmp_path / "run", 1, CONFIG, {"model": large}, {})

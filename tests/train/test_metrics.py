@@ -342,6 +342,11 @@ def test_a_checkpoint_without_a_smoothed_loss_is_read() -> None:
     assert Position.read(state) == Position(step=3)
 
 
+def test_a_loss_that_has_grown_is_no_damage() -> None:
+    grown = {"step": 3, "loss": 690.0, "perplexity": math.exp(690.0), "bits_per_byte": 300.0}
+    assert Position.read({**asdict(Position(step=3)), "eval": grown}).eval == grown
+
+
 def test_a_terminal_has_a_live_bar_with_notes_above_it() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=140, color_system=None, legacy_windows=False)
     with Progress(200, 20, console=console) as progress:

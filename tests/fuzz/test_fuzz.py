@@ -58,6 +58,7 @@ def test_a_property_that_fails_and_a_process_that_dies_are_failures_with_a_comma
     assert "too large" in again.stdout
 
 
+@pytest.mark.slow
 def test_a_process_that_hangs_is_a_failure(tmp_path, monkeypatch):
     monkeypatch.setattr(fuzzing, "HUNG", 3)
     hangs = turn(tmp_path, monkeypatch, "hangs", "time.sleep(60)").failures[-1]

@@ -123,7 +123,7 @@ def test_no_state_is_kept_that_nothing_can_go_on_from() -> None:
     ("change", "message"),
     [
         ({"digest": "zz"}, "State: digest cannot be 'zz'"),
-        ({"tokens": -7}, "State: tokens cannot be -7"),
+        ({"tokens": -7}, "State: tokens must be from 1 to 999999999999, got -7"),
         ({"tokens": "x"}, "State: tokens must be a whole number, got 'x'"),
         ({"fingerprint": ""}, "State: fingerprint cannot be ''"),
         ({"weights": "int3"}, "State: weights cannot be 'int3'"),

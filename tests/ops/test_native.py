@@ -470,6 +470,7 @@ def test_more_than_indices_can_hold_is_refused() -> None:
         gated_slot_attention(q, k, k, -k.abs(), backend="native")
 
 
+@pytest.mark.slow
 def test_compiled_gradients_of_tensors_with_gaps() -> None:
     """Compiled code relies on how gradients lie in memory."""
     torch._dynamo.reset()

@@ -113,13 +113,13 @@ class Parser(ArgumentParser):
         return action
 
     def parse_args(self, args: Any = None, *others: Any, **options: Any) -> Any:
-        files, rest = taken_out("--config", args or [])
-        for i, file in enumerate(files):
-            files[i], fault = checked_settings(file)
+        args = list(args or [])
+        for file in taken_out("--config", args)[0]:
+            given, fault = checked_settings(file)
             if fault is not None:
                 self.error(fault)
-        if files:
-            args = [*(f"--config={file}" for file in files), *rest]
+            instead = {file: given, f"--config={file}": f"--config={given}"}
+            args = [instead.get(arg, arg) for arg in args]
         try:
             return super().parse_args(args, *others, **options)
         except GSAError:

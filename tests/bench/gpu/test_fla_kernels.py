@@ -12,6 +12,7 @@ from gsa.errors import GSAError
 from gsa.ops.triton.launch import TARGETS
 
 
+@pytest.mark.slow
 def test_all_its_kernels_with_all_their_settings() -> None:
     case = Case(TARGETS["sm_90"], "bf16", 512, 64, thorough=False)
     ((_, sources),) = results([partial(fla_kernels.sources, case)], 1)

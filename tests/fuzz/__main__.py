@@ -126,9 +126,10 @@ class Turn:
         return outcome
 
 
-def room_of(file: str) -> str:
-    """The folder of tests that a file is in."""
-    return file.split("/")[1]
+def room_of(test: str) -> str:
+    """The folder of tests that a file, or a test in it, belongs to."""
+    parts = test.split("::")[0].split("/")
+    return parts[1] if len(parts) > 2 else "others"
 
 
 def files_with_properties(chosen: str) -> list[str]:

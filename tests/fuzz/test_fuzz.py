@@ -67,11 +67,12 @@ def test_a_process_that_hangs_is_a_failure(tmp_path, monkeypatch):
 
 
 def test_the_table_counts_by_room():
-    found = fuzzing.Outcome(tests={"tests/ops/test_a.py::test_b"})
+    found = fuzzing.Outcome(tests={"tests/ops/test_a.py::test_b", "tests/test_e.py::test_f"})
     found.cases["ops"] = 1200
     found.failures.append(fuzzing.Failure("tests/data/test_c.py::test_d", 5, "wrong"))
     assert fuzzing.table(found, 2, 9).markdown().splitlines()[4:] == [
         "| data | 0 | 0 | 1 |",
         "| ops | 1 | 1,200 | 0 |",
-        "| all | 1 | 1,200 | 1 |",
+        "| others | 1 | 0 | 0 |",
+        "| all | 2 | 1,200 | 1 |",
     ]

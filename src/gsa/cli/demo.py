@@ -48,7 +48,7 @@ def demo(out: str = "out") -> None:
         folder.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=folder):
             pass
-    engine = TextEngine.load("gsa-tiny")
+    engine = TextEngine.load("gsa-tiny", device="cpu")
     console.print("[bold]Gated slot attention[/]: softmax attention over a fixed number of memory slots.\n")
     console.print(f"[bold]1. A model writes[/] (gsa-tiny, {engine.engine.model.nbytes / 1e6:.1f} MB)")
     _write(engine, PROMPT, None, seed=1)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gsa.cli.console import Weights
+from gsa.cli.console import Device, Weights
 from gsa.sampling import DEFAULT
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ def generate(
     file: str | None = None,
     model: str = "gsa-tiny",
     weights: Weights = "auto",
+    device: Device = "auto",
     max_tokens: int = DEFAULT.max_tokens,
     temperature: float = DEFAULT.temperature,
     top_k: int = DEFAULT.top_k,
@@ -57,6 +58,7 @@ def generate(
         model: gsa-tiny, a folder of a model with its tokenizer, a run, whose newest whole checkpoint is taken, or a
             name of the Hugging Face Hub (owner/name).
         weights: Format of the weights in memory; auto is bf16 for weights stored in bf16, else fp32.
+        device: Where it computes; auto is a GPU if torch can use one.
         max_tokens: Tokens at most.
         temperature: Below 1 likely tokens become likelier; 0 always takes the likeliest.
         top_k: Choose among so many of the likeliest tokens; 0 is all.
@@ -103,7 +105,7 @@ def generate(
         raise GSAError(
             "generate: there is no text to continue; give a prompt, --file, --state, or text on standard input"
         )
-    engine = open_model(model, weights, threads)
+    engine = open_model(model, weights, device, threads)
     start = None if state is None else load_state(state, engine)
     output = Output()
     with StopWish(quiet=True) as wish:

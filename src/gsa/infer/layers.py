@@ -1,4 +1,4 @@
-"""Linear layers and embeddings for inference: over weights in fp32, bf16, int8 or int4, with activations in fp32.
+"""Linear layers and embeddings for inference on CPUs: weights in fp32, bf16, int8 or int4, activations in fp32.
 
 Up to 16 tokens go through the matrix-vector kernels, which read the weights as they are stored. For more tokens, a
 layer's weights are converted to fp32 for one matrix product; the conversion costs little beside the product.
@@ -6,18 +6,21 @@ layer's weights are converted to fp32 for one matrix product; the conversion cos
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Lock
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from gsa.infer.dense import DenseEmbedding, DenseLinear
 from gsa.mixers.activations import FeatureMap
 from gsa.ops.linear import MAX_COLUMNS, matvec
 from gsa.ops.weights import DENSE, PackedWeight, pack
+
+Weight = TypeVar("Weight")
 
 
 class Unpacker:
@@ -92,24 +95,51 @@ class InferenceEmbedding(nn.Module):
         return self.packed_weight.rows(ids)
 
 
-def use_inference_layers(lm: Any, format: str) -> list[PackedWeight]:
+def use_packed_layers(lm: Any, format: str) -> int:
+    """Gives an LM these layers and this embedding, for CPUs; the bytes of their weights."""
+    unpacker = Unpacker()
+    weights = use_layers(
+        lm,
+        prepare=lambda weight: pack(weight, format),
+        embedding=InferenceEmbedding,
+        linear=lambda weight, bias: InferenceLinear(weight, bias, unpacker),
+    )
+    return sum(weight.nbytes for weight in weights)
+
+
+def use_dense_layers(lm: Any, format: str) -> int:
+    """Gives an LM those of `gsa.infer.dense`, for GPUs; the bytes of their weights."""
+    weights = use_layers(
+        lm,
+        prepare=lambda weight: weight.detach().to(DENSE[format]),
+        embedding=DenseEmbedding,
+        linear=DenseLinear,
+    )
+    return sum(weight.nbytes for weight in weights)
+
+
+def use_layers(
+    lm: Any,
+    *,
+    prepare: Callable[[Tensor], Weight],
+    embedding: Callable[[Weight], nn.Module],
+    linear: Callable[[Weight, Tensor | None], nn.Module],
+) -> list[Weight]:
     """Replaces the linear layers and the embedding of an LM, and returns their weights, shared ones once.
 
     Layers are replaced one by one, so that there are never two copies of all weights. Everything else (norms, biases,
     convolutions) becomes fp32.
     """
-    unpacker = Unpacker()
     tied = lm.lm_head.weight is lm.model.embeddings.weight
-    embeddings = pack(lm.model.embeddings.weight, format)
-    weights = [embeddings]
-    lm.model.embeddings = InferenceEmbedding(embeddings)
+    weights = [prepare(lm.model.embeddings.weight)]
+    lm.model.embeddings = embedding(weights[0])
     if tied:
-        lm.lm_head = InferenceLinear(embeddings, None, unpacker)
+        lm.lm_head = linear(weights[0], None)
     maps = {layer.layer for layer in lm.modules() if isinstance(layer, FeatureMap)}  # small, and applied per head
-    linear = [name for name, layer in lm.named_modules() if isinstance(layer, nn.Linear) and layer not in maps]
-    for name in linear:
+    names = [name for name, layer in lm.named_modules() if isinstance(layer, nn.Linear) and layer not in maps]
+    for name in names:
         layer = lm.get_submodule(name)
-        weights.append(pack(layer.weight, format))
-        lm.set_submodule(name, InferenceLinear(weights[-1], layer.bias, unpacker))
+        weights.append(prepare(layer.weight))
+        lm.set_submodule(name, linear(weights[-1], layer.bias))
     lm.float()
     return weights

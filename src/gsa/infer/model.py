@@ -8,14 +8,15 @@ from pathlib import Path
 
 import torch
 
+from gsa.devices import find_device
 from gsa.errors import GSAError
-from gsa.infer.layers import use_inference_layers
+from gsa.infer.layers import use_dense_layers, use_packed_layers
 from gsa.infer.state_file import Kind, kind_of
 from gsa.models.checkpoint import read_model, stored_weights
 from gsa.models.init import without_memory
 from gsa.models.lm import LM
 from gsa.models.state import ModelState
-from gsa.ops.weights import FORMATS
+from gsa.ops.weights import DENSE, FORMATS
 from gsa.train.find import find_model, read_live, warn
 
 WEIGHTS = ("auto", *FORMATS)
@@ -35,34 +36,46 @@ class Model:
         self.num_parameters = num_parameters
 
     @classmethod
-    def load(cls, source: str | Path | LM, weights: str = "auto", say: Callable[[str], None] = warn) -> Model:
+    def load(
+        cls,
+        source: str | Path | LM,
+        weights: str = "auto",
+        *,
+        device: str = "auto",
+        say: Callable[[str], None] = warn,
+    ) -> Model:
         """The model of a name or folder, as `find_model` finds it, or an LM as it is now, in a format of weights.
 
-        `auto` is bf16 for weights in bf16, and fp32 for others. Nothing is shared with the LM. Broken checkpoints of a
-        run that are passed over are told to `say`.
+        Weights: `auto` is bf16 for weights in bf16, and fp32 for others. Device: `auto` is where an LM is, and for
+        others a GPU if torch can use one. Nothing is shared with the LM. Broken checkpoints of a run that are passed
+        over are told to `say`.
         """
-        check_format(weights)
         if isinstance(source, LM):
-            return cls._of(_copied(source), weights)
-        return read_live(source, lambda: cls.from_folder(find_model(source, say).folder, weights))
+            place = source.lm_head.weight.device if device == "auto" else find_device(device, "Model")
+            check_format(weights, place)
+            return cls._of(_copied(source), weights, place)
+        check_format(weights, find_device(device, "Model"))  # before a model is fetched
+        return read_live(source, lambda: cls.from_folder(find_model(source, say).folder, weights, device))
 
     @classmethod
-    def from_folder(cls, folder: Path, weights: str = "auto") -> Model:
+    def from_folder(cls, folder: Path, weights: str = "auto", device: str = "auto") -> Model:
         """The model of a folder with config.json and weights."""
-        check_format(weights)
-        return cls._of(read_model(folder), weights)
+        place = find_device(device, "Model")
+        check_format(weights, place)
+        return cls._of(read_model(folder), weights, place)
 
     @classmethod
-    def _of(cls, lm: LM, weights: str) -> Model:
+    def _of(cls, lm: LM, weights: str, device: torch.device) -> Model:
         """Takes the LM over."""
         if weights == "auto":
             weights = "bf16" if lm.lm_head.weight.dtype == torch.bfloat16 else "fp32"
         num_parameters = lm.num_parameters  # before they are packed
+        use_layers = use_packed_layers if device.type == "cpu" else use_dense_layers
         with torch.no_grad():
             fingerprint = _fingerprint(lm)
-            packed_weights = use_inference_layers(lm.eval().requires_grad_(False), weights)
+            nbytes = use_layers(lm.to(device).eval().requires_grad_(False), weights)
         rest = sum(x.nbytes for x in lm.parameters()) + sum(x.nbytes for x in lm.buffers())
-        return cls(lm, weights, fingerprint, sum(x.nbytes for x in packed_weights) + rest, num_parameters)
+        return cls(lm, weights, fingerprint, nbytes + rest, num_parameters)
 
     @property
     def vocab_size(self) -> int:
@@ -97,10 +110,12 @@ class Model:
         return found
 
 
-def check_format(weights: str) -> None:
-    """Refuses a format of weights that does not exist, before anything is loaded."""
+def check_format(weights: str, device: torch.device) -> None:
+    """Refuses a format of weights that does not exist, or not on the device, before anything is loaded."""
     if weights not in WEIGHTS:
         raise GSAError(f"Model: unknown weights {weights!r}; expected one of {', '.join(WEIGHTS)}")
+    if device.type != "cpu" and weights not in ("auto", *DENSE):
+        raise GSAError(f"Model: {weights} weights are for CPUs, the device is {device}; choose bf16, or the device cpu")
 
 
 def _copied(lm: LM) -> LM:

@@ -6,9 +6,8 @@ import sys
 from contextlib import nullcontext
 from dataclasses import asdict
 
-import torch
-
 from gsa.data.batches import rows_at_once
+from gsa.devices import find_device
 from gsa.errors import OutOfMemory, memory_errors
 from gsa.threads import use_threads
 from gsa.train.estimate import Estimate, estimate
@@ -19,7 +18,7 @@ from gsa.train.plan import Plan, make_plan
 from gsa.train.position import Outcome
 from gsa.train.progress import Progress
 from gsa.train.settings import TrainSettings
-from gsa.train.strategies import Strategy, strategy, usable
+from gsa.train.strategies import Strategy, strategy
 from gsa.train.strategies.launch import launched_processes
 
 
@@ -68,7 +67,6 @@ def preview(settings: TrainSettings) -> tuple[Plan, Estimate]:
     """What a run would do and take, without starting it."""
     plan, processes = _prepared(settings), launched_processes()
     rows = rows_at_once(settings.batch_size, settings.micro_batch_size, processes)
-    best = "cuda" if torch.cuda.is_available() else "cpu"
     found = estimate(
         plan.config,
         length=settings.length,
@@ -80,7 +78,7 @@ def preview(settings: TrainSettings) -> tuple[Plan, Estimate]:
         ema=settings.ema is not None,
         gradient_checkpointing=settings.gradient_checkpointing,
         steps=plan.steps,
-        device=usable(best if settings.device == "auto" else settings.device) or best,
+        device=find_device(settings.device, "engine"),
         zero_stage=settings.zero_stage,
         reset_at_documents=settings.reset_at_documents,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from gsa.devices import DEVICES
 from gsa.errors import GSAError
 from gsa.files import named
 from gsa.options import SEED, check, choice, number
@@ -11,7 +12,6 @@ from gsa.threads import MAX_THREADS
 
 ENGINES = ("auto", "single", "ddp", "fsdp", "deepspeed")
 PRECISIONS = ("fp32", "bf16", "fp16")
-DEVICES = ("auto", "cpu", "cuda")
 MAX_STEPS = 10**12
 MAX_ROWS = 2**20  # of a step
 MAX_WORKERS = 256  # each is a process

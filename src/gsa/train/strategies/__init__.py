@@ -6,12 +6,13 @@ from collections.abc import Callable
 
 import torch
 
+from gsa.devices import find_device
 from gsa.errors import GSAError
 from gsa.mixers.registry import suggestion
 from gsa.train.strategies.base import PRECISIONS, Strategy
 from gsa.train.strategies.launch import launched_processes
 
-__all__ = ["PRECISIONS", "STRATEGIES", "Strategy", "strategy", "usable"]
+__all__ = ["PRECISIONS", "STRATEGIES", "Strategy", "strategy"]
 
 ZERO_STAGES = (1, 2, 3)
 
@@ -72,13 +73,4 @@ def strategy(
             f"engine single: a launcher started {processes} processes, which would train {processes} times the same; "
             "choose ddp, fsdp or deepspeed, or start one process"
         )
-    return STRATEGIES[name](precision, usable(device), zero_stage)
-
-
-def usable(device: str | torch.device | None) -> torch.device | None:
-    """A device that was asked for; raises if it cannot be used here."""
-    if device is None:
-        return None
-    if torch.device(device).type == "cuda" and not torch.cuda.is_available():
-        raise GSAError("engine: device cuda was asked for, and torch finds no GPU that it can use; choose cpu or auto")
-    return torch.device(device)
+    return STRATEGIES[name](precision, None if device is None else find_device(str(device), "engine"), zero_stage)

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
+from gsa.devices import best_device
 from gsa.errors import GSAError
 
 SAID_BY_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -56,7 +57,7 @@ def connect(engine: str, device: torch.device | None) -> Place:
 
 def _own_device(device: torch.device | None) -> torch.device:
     """The device that was asked for; of several GPUs, that with this process's number."""
-    kind = device.type if device is not None else "cuda" if torch.cuda.is_available() else "cpu"
+    kind = (device or best_device()).type
     if kind == "cuda":
         index = device.index if device is not None and device.index is not None else _number("LOCAL_RANK", 0)
         if index >= torch.cuda.device_count():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from gsa.devices import best_device
 from gsa.train.strategies.base import Strategy
 
 
@@ -14,5 +15,5 @@ class Single(Strategy):
 
     def __init__(self, precision: str, device: torch.device | None):
         if device is None:
-            device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+            device = best_device()
         super().__init__(precision, device)

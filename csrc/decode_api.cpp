@@ -30,8 +30,9 @@ extern "C" int gsa_decode(const GsaDecoder* decoder, const int64_t* ids, const i
     int64_t bytes = bytes_of(described(decoder->head));
     for (int64_t i = 0; i < decoder->block_count; i++) {
         const GsaBlock& block = decoder->blocks[i];
-        const GsaMatrix* const large[] = {&block.q, &block.o, &block.gate, &block.up, &block.down};
-        for (const GsaMatrix* matrix : large) bytes += bytes_of(described(*matrix));
+        for (int64_t j = 0; j < block.product_count; j++) bytes += bytes_of(described(block.products[j].matrix));
+        const GsaMatrix* const others[] = {&block.output.matrix, &block.mlp.gate, &block.mlp.up, &block.mlp.down};
+        for (const GsaMatrix* matrix : others) bytes += bytes_of(described(*matrix));
     }
     threads = useful(threads, bytes, count);
     char* space = memory.get(kernels.decode_size(call, threads));

@@ -47,12 +47,13 @@ GSA_INLINE Columns column_range(const Matrix& m, const Columns& all, int from, i
     return part;
 }
 
-// A product that is to be done: y = W x + residual.
+// A product that is to be done: y = W x + residual, or + bias.
 struct PendingProduct {
-    const GsaMatrix* matrix;  // W [N, K]; without a weight there is nothing to do
+    const GsaMatrix* matrix;  // W [N, K]
     float* y;                 // [count, N], columns `stride` apart
     int64_t stride;
-    const float* residual;  // lies as y does, or null
+    const float* residual;        // lies as y does, or null
+    const float* bias = nullptr;  // [N] or null; there is no residual then
 };
 
 // One thread of a team, with what it needs for products.
@@ -86,29 +87,43 @@ struct Worker {
         return all;
     }
 
-    // This thread's share of all rows of some products with the same columns, until all threads are done.
-    template <int Number>
-    void multiply(const Columns& columns, const PendingProduct (&products)[Number]) {
+    // This thread's share of all rows of some products with the same columns. `behind(number, from, to)` is called for
+    // the rows that it has made of a product.
+    template <class Behind>
+    void multiply_share(const Columns& columns, const PendingProduct* products, int64_t number, Behind behind) {
         int64_t total = 0;
-        for (const PendingProduct& product : products) total += row_blocks(*product.matrix);
+        for (int64_t i = 0; i < number; i++) total += row_blocks(*products[i].matrix);
         const int64_t from = total * team.rank / team.size, to = total * (team.rank + 1) / team.size;
         int64_t first = 0;
-        for (const PendingProduct& product : products) {
+        for (int64_t i = 0; i < number; i++) {
+            const PendingProduct& product = products[i];
             const int64_t blocks = row_blocks(*product.matrix);
             const int64_t begin = larger_of(from - first, 0), end = to - first < blocks ? to - first : blocks;
-            if (begin < end)
-                linear.multiply(described(*product.matrix), columns, product.residual, product.y, product.stride, begin,
-                                end);
             first += blocks;
+            if (begin >= end) continue;
+            const Matrix matrix = described(*product.matrix);
+            const int64_t row = begin * kBlockRows, stop = end * kBlockRows < matrix.N ? end * kBlockRows : matrix.N;
+            const float* residual = product.residual;
+            if (product.bias != nullptr) {
+                for (int c = 0; c < columns.count; c++)
+                    __builtin_memcpy(product.y + c * product.stride + row, product.bias + row,
+                                     sizeof(float) * (stop - row));
+                residual = product.y;
+            }
+            linear.multiply(matrix, columns, residual, product.y, product.stride, begin, end);
+            behind(i, row, stop);
         }
+    }
+
+    // The same with nothing behind, until all threads are done.
+    template <int Number>
+    void multiply(const Columns& columns, const PendingProduct (&products)[Number]) {
+        multiply_share(columns, products, Number, [](int64_t, int64_t, int64_t) {});
         team.wait();
     }
 
    private:
-    // A matrix that is not there has no rows.
-    static int64_t row_blocks(const GsaMatrix& matrix) {
-        return matrix.weight == nullptr ? 0 : (matrix.N + kBlockRows - 1) / kBlockRows;
-    }
+    static int64_t row_blocks(const GsaMatrix& matrix) { return (matrix.N + kBlockRows - 1) / kBlockRows; }
 };
 
 }  // namespace

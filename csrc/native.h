@@ -7,7 +7,7 @@
 #define GSA_API __attribute__((visibility("default")))
 /* Raised whenever a function of this file changes its arguments or its meaning; Python refuses a library of another
    number. Structures and constants are compared one by one, see gsa_layout. */
-#define GSA_ABI 7
+#define GSA_ABI 8
 
 #ifdef __cplusplus
 extern "C" {
@@ -169,23 +169,130 @@ GSA_API void gsa_unpack(const GsaMatrix* matrix, float* out, int threads);
 /* Reads all bytes of all parts and does nothing else: the exclusive or of its words. */
 GSA_API uint64_t gsa_read(const void* const* parts, const int64_t* bytes, int64_t count, int threads);
 
-/* Decoding: a token for each of a few sequences, through all layers of a model of gated slot attention. */
+/* Decoding: a token for each of a few sequences, through all layers of a model.
 
-enum { GSA_FUNCTION_NONE, GSA_FUNCTION_SWISH, GSA_FUNCTION_RELU, GSA_FUNCTION_RELU2, GSA_FUNCTION_SIGMOID };
+   What lies between the products of a layer are its features: a row of numbers for each token, in which every part of
+   the layer has a place, which is where its numbers begin. A place of -1 is none. Places are multiples of 16 numbers
+   apart, and so is everything that is marked with a 16 below: rows are that long, and of what is beyond their width
+   nothing is used.
+
+   Letters as above; D is the width of the model, E and S the channels of a scan and the states of each. */
+
+enum {
+    GSA_FUNCTION_NONE,
+    GSA_FUNCTION_SWISH,
+    GSA_FUNCTION_RELU,
+    GSA_FUNCTION_RELU2,
+    GSA_FUNCTION_GELU,
+    GSA_FUNCTION_SIGMOID,
+    GSA_FUNCTION_ELU1,
+    GSA_FUNCTION_SOFTPLUS
+};
+enum { GSA_GATE_NONE, GSA_GATE_FORGET, GSA_GATE_WRITE };
+enum { GSA_MEMORY_SLOTS, GSA_MEMORY_LINEAR, GSA_MEMORY_SCAN, GSA_MEMORY_CACHE };
 enum { GSA_NORM_NONE, GSA_NORM_FULL, GSA_NORM_HEADS };
 
-/* One block: norm, mixer, norm, MLP. The matrices q to g, and gate and up, have the same input. D is the width of the
-   model, I that of the MLP. */
+/* A causal convolution over the last `size` tokens, of the first `channels` C of a product's results, each by itself;
+   then a function. size = 0: none. */
 typedef struct {
-    GsaMatrix q, k, v, f, g, o;                       /* [HQ K, D], [H K, D], [H V, D], [H M, D], [HQ V, D], [D, HQ V];
-                                                         g, the gate of the output, may have no weight */
-    GsaMatrix gate, up, down;                         /* [I, D], [I, D], [D, I] */
-    const float *mixer_norm, *output_norm, *mlp_norm; /* [D], [HQ V] or [V], [D] */
-    float *keys, *values;                             /* [states, H, K, M], [states, H, M, V], changed in place */
-    double scale, temperature;
-    float mixer_epsilon, output_epsilon, mlp_epsilon;
-    int32_t heads, queries, key_width, value_width, slots; /* queries: heads of them per key/value head */
-    int32_t readout, feature_map, value_activation, output_activation, output_norm_kind;
+    const float *weight, *bias; /* [size, C16], the token itself last; [C16] or null */
+    float* past;                /* [states, size - 1, C16], the newest last; changed in place */
+    int64_t channels;
+    int32_t size, function;
+} GsaConvolution;
+
+/* What becomes of logits x [N]. FORGET: a = sigmoid(x)^(1 / temperature), or with bounds b + (1 - b) of that, takes
+   their place, and 1 - a goes to the place `write`. WRITE, of ABC: with z the sum of exp(x) over time, x between
+   -clamp and clamp (0: no limits), the share exp(x) / z goes to `write`, and what z was over z takes their place; 1
+   instead of that without `normalise`. */
+typedef struct {
+    const float *log_bound, *log_rest; /* [N16], of b and 1 - b; or null */
+    double* log_z;                     /* [states, N16], changed in place */
+    double temperature, clamp;
+    int64_t write;
+    int32_t kind, normalise;
+} GsaGate;
+
+/* W x + bias, and what is done to its results one by one: the convolution, a function, a gate. */
+typedef struct {
+    GsaMatrix matrix;      /* [N, K] */
+    const float* bias;     /* [N] or null */
+    int64_t input, output; /* places; without an input: the normed x of the layer */
+    GsaConvolution convolution;
+    GsaGate gate;
+    int32_t function;
+} GsaProduct;
+
+/* Queries, keys and values, and what is done to each head of the first two: a matrix and relu; RMSNorm; a turn by its
+   position. `queries` are the heads of them per key/value head. */
+typedef struct {
+    int64_t q, k, v, o;                 /* places of [HQ, K], [H, K], [H, V], [HQ, V] */
+    const float* map;                   /* [K, K16], a row for each input; or null */
+    const float *query_norm, *key_norm; /* [K] or null */
+    const double* frequencies;          /* [K / 2] or null */
+    int64_t* positions;                 /* [states]: tokens so far; or null */
+    double scale;
+    float epsilon;
+    int32_t heads, queries, key_width, value_width;
+} GsaHeads;
+
+/* SLOTS and LINEAR. Gates are features, or the same for all tokens. They are [H, M] of slots, and of linear attention
+   [H, K] with nothing to write. `own`: every query head has a memory of its own, and H is HQ here. */
+typedef struct {
+    int64_t decay, write;                         /* places */
+    const float *constant_decay, *constant_write; /* or null */
+    float *keys, *values;                         /* slots: [states, H, K, M16], [states, H, M, V16]; linear:
+                                                     values [states, H, K, V16]; changed in place */
+    int32_t slots, readout, own;
+} GsaMemory;
+
+/* CACHE: keys and values of earlier tokens. The token at position p lies in slot p mod capacity of its sequence: keys
+   [H, capacity / 16, K, 16], then values [H, capacity, V16]. Capacities are multiples of GSA_CACHE_BLOCK, and no call
+   may bring more tokens than there is room for beside those that are still seen. */
+#define GSA_CACHE_BLOCK 128
+typedef struct {
+    float* const* caches;               /* [states] */
+    const int64_t *capacities, *begins; /* [states]; begins: the first position that is there */
+    int64_t window;                     /* tokens that a token sees, itself among them; 0: all */
+} GsaCache;
+
+/* SCAN: h = exp(dt A) h + dt u B, then (h C + u skip) * gate to y; behind the layer's last product, which makes dt. */
+typedef struct {
+    int64_t u, dt, B, C, gate, y; /* places of [E], [E], [S], [S], [E], [E] */
+    const float *A, *skip;        /* [S, E16], [E16] */
+    float* memory;                /* [states, S, E16], changed in place */
+    int32_t channels, states;
+} GsaScan;
+
+/* x + W (norm of function of o, times its gate). */
+typedef struct {
+    GsaMatrix matrix;  /* [D, width] */
+    int64_t o, gate;   /* places of [width] */
+    const float* norm; /* [width], or [V] for each head */
+    float epsilon;
+    int32_t norm_kind, function;
+} GsaOutput;
+
+/* x + down (swish(gate) * up) of the normed x; without weights: nothing. */
+typedef struct {
+    GsaMatrix gate, up, down;
+    const float* norm;
+    float epsilon;
+} GsaMlp;
+
+typedef struct {
+    const float* norm;          /* [D] */
+    const GsaProduct* products; /* [product_count]; those that follow each other with the same input go together */
+    int64_t product_count;
+    int64_t features; /* numbers of a row */
+    GsaHeads heads;
+    GsaMemory memory;
+    GsaCache cache;
+    GsaScan scan;
+    GsaOutput output;
+    GsaMlp mlp;
+    float epsilon;
+    int32_t kind; /* GSA_MEMORY_... */
 } GsaBlock;
 
 typedef struct {

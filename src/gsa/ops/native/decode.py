@@ -1,4 +1,4 @@
-"""A token through all blocks of a model of gated slot attention, in one call: arguments have been checked."""
+"""A token through all blocks of a model, in one call: arguments have been checked."""
 
 from __future__ import annotations
 
@@ -13,26 +13,8 @@ from torch import Tensor
 
 from gsa.ops.memory import address
 from gsa.ops.native.library import check_memory, library
-from gsa.ops.native.structs import (
-    ACTIVATION_CODES,
-    FUNCTION_CODES,
-    NORM_CODES,
-    READOUT_CODES,
-    GsaBlock,
-    GsaDecoder,
-    int32,
-)
+from gsa.ops.native.structs import ACTIVATION_CODES, GsaBlock, GsaDecoder
 from gsa.ops.weights import PackedWeight
-
-FUNCTIONS = tuple(FUNCTION_CODES)
-"""Activation functions that are compiled."""
-_CODES = {
-    "readout": READOUT_CODES,
-    "feature_map": FUNCTION_CODES,
-    "value_activation": FUNCTION_CODES,
-    "output_activation": FUNCTION_CODES,
-    "output_norm_kind": NORM_CODES,
-}
 
 
 @lru_cache(None)
@@ -48,29 +30,11 @@ def _empty(*shape: int) -> Tensor:
     return torch.empty(shape, dtype=torch.float32, device="cpu")
 
 
-def _argument(name: str, value: Any) -> Any:
-    if isinstance(value, PackedWeight):
-        return value.matrix()
-    if isinstance(value, Tensor):
-        return address_of_floats(name, value)
-    if name in _CODES:
-        return _CODES[name][value]
-    return int32(name, value) if isinstance(value, int) else value
-
-
 def address_of_floats(name: str, x: Tensor) -> int:
     """Where the numbers of a weight or state begin."""
     assert x.dtype == torch.float32
     assert x.is_contiguous()
     return address(name, x)
-
-
-def block(**fields: PackedWeight | Tensor | float | str) -> GsaBlock:
-    """A block as C++ reads it, from weights, tensors, numbers and names by field; what is not given is not there.
-
-    What it points to must outlive it.
-    """
-    return GsaBlock(**{name: _argument(name, value) for name, value in fields.items()})
 
 
 class Decoder:

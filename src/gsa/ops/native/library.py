@@ -20,7 +20,7 @@ from gsa.ops import native
 from gsa.ops.forks import has_gnu_openmp
 from gsa.ops.native import structs
 
-ABI = 7
+ABI = 8
 """Of csrc/native.h: a library with another number is a leftover of another version."""
 
 _FUNCTIONS = (

@@ -32,8 +32,22 @@ INPUT_CODES = {"plain": 0, "rms_norm": 1, "swiglu": 2}
 """What becomes of activations before a product."""
 ACTIVATION_CODES = {"fp32": 0, "int8": 1, "int8-portable": 2}
 """The last computes what int8 does, as on a machine without the instruction for it; for tests."""
-FUNCTION_CODES = {"none": 0, "swish": 1, "relu": 2, "relu2": 3, "sigmoid": 4}
-"""Activation functions that decoding has compiled."""
+CACHE_BLOCK = 128
+"""Positions in a block of an attention's cache."""
+FUNCTION_CODES = {
+    "none": 0,
+    "swish": 1,
+    "relu": 2,
+    "relu2": 3,
+    "gelu": 4,
+    "sigmoid": 5,
+    "elu1": 6,
+    "softplus": 7,
+}
+"""Functions that decoding has compiled, entry by entry."""
+GATE_CODES = {"none": 0, "forget": 1, "write": 2}
+MEMORY_CODES = {"slots": 0, "linear": 1, "scan": 2, "cache": 3}
+"""What a layer remembers with."""
 NORM_CODES = {"none": 0, "full": 1, "heads": 2}
 """Of a mixer's outputs: none, over all of them, over those of a head."""
 
@@ -108,14 +122,91 @@ class GsaMatrix(Structure):
     _fields_ = [*_fields(c_int64, "format N K group"), *_fields(c_void_p, "weight scale zero")]
 
 
+class GsaConvolution(Structure):
+    _fields_ = [
+        *_fields(c_void_p, "weight bias past"),
+        ("channels", c_int64),
+        *_fields(c_int32, "size function"),
+    ]
+
+
+class GsaGate(Structure):
+    _fields_ = [
+        *_fields(c_void_p, "log_bound log_rest log_z"),
+        *_fields(c_double, "temperature clamp"),
+        ("write", c_int64),
+        *_fields(c_int32, "kind normalise"),
+    ]
+
+
+class GsaProduct(Structure):
+    _fields_ = [
+        ("matrix", GsaMatrix),
+        ("bias", c_void_p),
+        *_fields(c_int64, "input output"),
+        ("convolution", GsaConvolution),
+        ("gate", GsaGate),
+        ("function", c_int32),
+    ]
+
+
+class GsaHeads(Structure):
+    _fields_ = [
+        *_fields(c_int64, "q k v o"),
+        *_fields(c_void_p, "map query_norm key_norm frequencies positions"),
+        ("scale", c_double),
+        ("epsilon", c_float),
+        *_fields(c_int32, "heads queries key_width value_width"),
+    ]
+
+
+class GsaMemory(Structure):
+    _fields_ = [
+        *_fields(c_int64, "decay write"),
+        *_fields(c_void_p, "constant_decay constant_write keys values"),
+        *_fields(c_int32, "slots readout own"),
+    ]
+
+
+class GsaCache(Structure):
+    _fields_ = [*_fields(c_void_p, "caches capacities begins"), ("window", c_int64)]
+
+
+class GsaScan(Structure):
+    _fields_ = [
+        *_fields(c_int64, "u dt B C gate y"),
+        *_fields(c_void_p, "A skip memory"),
+        *_fields(c_int32, "channels states"),
+    ]
+
+
+class GsaOutput(Structure):
+    _fields_ = [
+        ("matrix", GsaMatrix),
+        *_fields(c_int64, "o gate"),
+        ("norm", c_void_p),
+        ("epsilon", c_float),
+        *_fields(c_int32, "norm_kind function"),
+    ]
+
+
+class GsaMlp(Structure):
+    _fields_ = [*_fields(GsaMatrix, "gate up down"), ("norm", c_void_p), ("epsilon", c_float)]
+
+
 class GsaBlock(Structure):
     _fields_ = [
-        *_fields(GsaMatrix, "q k v f g o gate up down"),
-        *_fields(c_void_p, "mixer_norm output_norm mlp_norm keys values"),
-        *_fields(c_double, "scale temperature"),
-        *_fields(c_float, "mixer_epsilon output_epsilon mlp_epsilon"),
-        *_fields(c_int32, "heads queries key_width value_width slots"),
-        *_fields(c_int32, "readout feature_map value_activation output_activation output_norm_kind"),
+        ("norm", c_void_p),
+        ("products", POINTER(GsaProduct)),
+        *_fields(c_int64, "product_count features"),
+        ("heads", GsaHeads),
+        ("memory", GsaMemory),
+        ("cache", GsaCache),
+        ("scan", GsaScan),
+        ("output", GsaOutput),
+        ("mlp", GsaMlp),
+        ("epsilon", c_float),
+        ("kind", c_int32),
     ]
 
 
@@ -144,6 +235,15 @@ STRUCTURES = (
     GsaStep,
     GsaSelectiveScan,
     GsaMatrix,
+    GsaConvolution,
+    GsaGate,
+    GsaProduct,
+    GsaHeads,
+    GsaMemory,
+    GsaCache,
+    GsaScan,
+    GsaOutput,
+    GsaMlp,
     GsaBlock,
     GsaDecoder,
 )
@@ -158,6 +258,7 @@ def expected() -> dict[str, int]:
         "BLOCK_ROWS": BLOCK_ROWS,
         "BLOCK_COLUMNS": BLOCK_COLUMNS,
         "MAX_COLUMNS": MAX_COLUMNS,
+        "CACHE_BLOCK": CACHE_BLOCK,
     }
     for struct in STRUCTURES:
         numbers[struct.__name__] = sizeof(struct)
@@ -173,6 +274,8 @@ def expected() -> dict[str, int]:
         "ACTIVATIONS_": ACTIVATION_CODES,
         "FUNCTION_": FUNCTION_CODES,
         "NORM_": NORM_CODES,
+        "GATE_": GATE_CODES,
+        "MEMORY_": MEMORY_CODES,
     }
     for prefix, table in codes.items():
         numbers |= {prefix + name.upper().replace("-", "_"): code for name, code in table.items()}

@@ -1,0 +1,107 @@
+"""The states of several sequences, which the native engine changes where they are: by layer, in numbered places."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ctypes import cast
+
+import torch
+from torch import Tensor
+
+from gsa.infer.compiled_cache import Cache
+from gsa.infer.compiled_layers import Layer
+from gsa.mixers.base import State
+from gsa.models.state import ModelState
+from gsa.ops.memory import address
+from gsa.ops.native.structs import MEMORY_CODES, GsaBlock
+
+
+class States:
+    """The states of `places` sequences in all layers, each `empty` at first.
+
+    They come and go in the form that mixers have. What is kept differs from it in padding, in order, and in the
+    precision of ABC's normaliser.
+    """
+
+    def __init__(self, layers: Sequence[Layer], places: int, empty: ModelState):
+        with torch.inference_mode(False):  # tensors made in inference mode could not be written to outside of it
+            self._layers = [LayerStates(layer, places) for layer in layers]
+        self._empty = empty
+        self._caches = [layer.cache for layer in self._layers if layer.cache is not None]
+        self._room = [0] * places  # tokens for which the caches of a place have room
+        for place in range(places):
+            self.clear(place)
+
+    def blocks(self) -> list[GsaBlock]:
+        """The layers as the native engine takes them, over these states, which must outlive them."""
+        return [layer.block for layer in self._layers]
+
+    def follow(self, layers: Sequence[Layer]) -> None:
+        """The same states below other weights."""
+        for mine, layer in zip(self._layers, layers, strict=True):
+            mine.lie_below(layer)
+
+    def put(self, place: int, state: ModelState) -> None:
+        """Copies the state of one sequence to a place."""
+        for mine, other in zip(self._layers, state.layers, strict=True):
+            mine.put(place, other)
+        self._room[place] = 0
+
+    def take(self, place: int) -> ModelState:
+        """A copy of the state in a place."""
+        return ModelState([layer.take(place) for layer in self._layers])
+
+    def clear(self, place: int) -> None:
+        """The place as it was at first."""
+        self.put(place, self._empty)
+
+    def reserve(self, place: int, tokens: int) -> None:
+        """Makes room for so many tokens, which come next, at most 16 at a time."""
+        if not self._caches:
+            return
+        if self._room[place] < tokens:
+            self._room[place] = min(cache.reserve(place, tokens) for cache in self._caches)
+        self._room[place] -= tokens
+
+
+class LayerStates:
+    """The states of one layer."""
+
+    def __init__(self, layer: Layer, places: int):
+        self._kept = {
+            name: torch.zeros((places, *kept.shape), dtype=kept.dtype, device="cpu")
+            for name, kept in layer.kept.items()
+        }
+        self._views = {name: kept.view(self._kept[name]) for name, kept in layer.kept.items()}
+        self.cache = None
+        if layer.block.kind == MEMORY_CODES["cache"]:
+            self.cache = Cache(layer, places, self._views.pop("position"))
+        self.lie_below(layer)
+
+    def lie_below(self, layer: Layer) -> None:
+        """Makes `block` anew: this layer, over these states."""
+        self._layer, self._products = layer, layer.products()
+        self.block = GsaBlock.from_buffer_copy(layer.block)
+        self.block.products = cast(self._products, type(self.block.products))
+        self.block.product_count = len(self._products)
+        for name, kept in layer.kept.items():
+            kept.bind(self.block, self._products, address(f"state.{name}", self._kept[name]))
+        if self.cache is not None:
+            self.cache.bind(self.block)
+
+    def put(self, place: int, state: State) -> None:
+        """Copies a state [1, ...] of the mixer to a place."""
+        if self.cache is not None:
+            self.cache.put(place, state["k"][0], state["v"][0], int(state["position"][0]))
+        for name, x in self._views.items():
+            x[place].copy_(state[name][0])
+
+    def take(self, place: int) -> State:
+        """A copy of the state in a place, as the mixer has it."""
+        if self.cache is not None:
+            return self.cache.take(place)
+        found = {}
+        for name, x in self._views.items():
+            copy = x[place : place + 1].clone(memory_format=torch.contiguous_format)
+            found[name] = copy.float() if copy.is_floating_point() else copy
+        return found

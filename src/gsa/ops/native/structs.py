@@ -32,6 +32,8 @@ INPUT_CODES = {"plain": 0, "rms_norm": 1, "swiglu": 2}
 """What becomes of activations before a product."""
 ACTIVATION_CODES = {"fp32": 0, "int8": 1, "int8-portable": 2}
 """The last computes what int8 does, as on a machine without the instruction for it; for tests."""
+COMPUTE_CODES = {"bf16": 0, "int8": 1, "bf16-portable": 2, "int8-portable": 3}
+"""What products with many columns are computed in; the portable ones without the processor's units, for tests."""
 FUNCTION_CODES = {"none": 0, "swish": 1, "relu": 2, "relu2": 3, "sigmoid": 4}
 """Activation functions that decoding has compiled."""
 NORM_CODES = {"none": 0, "full": 1, "heads": 2}
@@ -171,6 +173,7 @@ def expected() -> dict[str, int]:
         "WEIGHT_": WEIGHT_CODES,
         "INPUT_": INPUT_CODES,
         "ACTIVATIONS_": ACTIVATION_CODES,
+        "COMPUTE_": COMPUTE_CODES,
         "FUNCTION_": FUNCTION_CODES,
         "NORM_": NORM_CODES,
     }

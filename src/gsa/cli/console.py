@@ -17,16 +17,17 @@ if TYPE_CHECKING:
     from gsa.infer.text import TextEngine
 
 Weights = Literal["auto", "fp32", "bf16", "int8", "int4"]
+Compute = Literal["auto", "fp32", "bf16", "int8"]
 CLOSED_PIPE = 141  # the exit code of what SIGPIPE ends
 
 
-def open_model(model: str, weights: str, threads: int | None = None) -> TextEngine:
+def open_model(model: str, weights: str, compute: str, threads: int | None = None) -> TextEngine:
     """A model by name or folder with its tokenizer, ready to write."""
     from gsa.infer.text import TextEngine
     from gsa.threads import use_threads
 
     use_threads(threads)
-    return TextEngine.load(model, weights, say=tell)
+    return TextEngine.load(model, weights, compute=compute, say=tell)
 
 
 def load_state(path: str, engine: TextEngine) -> State:

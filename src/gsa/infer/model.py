@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from gsa.errors import GSAError
+from gsa.infer.compute import check_compute, chosen_compute
 from gsa.infer.layers import use_inference_layers
 from gsa.infer.state_file import Kind, kind_of
 from gsa.models.checkpoint import read_model, stored_weights
@@ -24,45 +25,55 @@ WEIGHTS = ("auto", *FORMATS)
 class Model:
     """A language model for inference, made by `Model.load`; an `Engine` runs it. Activations and states are fp32.
 
+    `weights` is the format of its weights, `compute` what products over many tokens are computed in.
+
     >>> model = Model.load("gsa-tiny")
     >>> model.weights, model.vocab_size
     ('bf16', 4096)
     """
 
-    def __init__(self, lm: LM, weights: str, fingerprint: str, nbytes: int, num_parameters: int):
+    def __init__(self, lm: LM, weights: str, compute: str, fingerprint: str, nbytes: int, num_parameters: int):
         self.lm, self.config = lm, lm.config
-        self.weights, self.fingerprint, self.nbytes = weights, fingerprint, nbytes
-        self.num_parameters = num_parameters
+        self.weights, self.compute, self.fingerprint = weights, compute, fingerprint
+        self.nbytes, self.num_parameters = nbytes, num_parameters
 
     @classmethod
-    def load(cls, source: str | Path | LM, weights: str = "auto", say: Callable[[str], None] = warn) -> Model:
+    def load(
+        cls, source: str | Path | LM, weights: str = "auto", say: Callable[[str], None] = warn, *, compute: str = "auto"
+    ) -> Model:
         """The model of a name or folder, as `find_model` finds it, or an LM as it is now, in a format of weights.
 
-        `auto` is bf16 for weights in bf16, and fp32 for others. Nothing is shared with the LM. Broken checkpoints of a
+        `auto` is bf16 for weights in bf16, and fp32 for others. `compute` is what products over many tokens, as when a
+        prompt is read, are computed in: fp32, bf16, int8 (for weights in int8 and int4), or auto, which is the format
+        of the weights (int8 for int4) where the CPU has a unit for such products, and else fp32. Nothing is shared with the LM. Broken checkpoints of a
         run that are passed over are told to `say`.
         """
         check_format(weights)
+        check_compute(compute)
         if isinstance(source, LM):
-            return cls._of(_copied(source), weights)
-        return read_live(source, lambda: cls.from_folder(find_model(source, say).folder, weights))
+            return cls._of(_copied(source), weights, compute)
+        return read_live(source, lambda: cls.from_folder(find_model(source, say).folder, weights, compute=compute))
 
     @classmethod
-    def from_folder(cls, folder: Path, weights: str = "auto") -> Model:
+    def from_folder(cls, folder: Path, weights: str = "auto", *, compute: str = "auto") -> Model:
         """The model of a folder with config.json and weights."""
         check_format(weights)
-        return cls._of(read_model(folder), weights)
+        check_compute(compute)
+        return cls._of(read_model(folder), weights, compute)
 
     @classmethod
-    def _of(cls, lm: LM, weights: str) -> Model:
+    def _of(cls, lm: LM, weights: str, compute: str) -> Model:
         """Takes the LM over."""
         if weights == "auto":
             weights = "bf16" if lm.lm_head.weight.dtype == torch.bfloat16 else "fp32"
+        compute = chosen_compute(compute, weights)
         num_parameters = lm.num_parameters  # before they are packed
         with torch.no_grad():
             fingerprint = _fingerprint(lm)
-            packed_weights = use_inference_layers(lm.eval().requires_grad_(False), weights)
+            packed_weights = use_inference_layers(lm.eval().requires_grad_(False), weights, compute)
         rest = sum(x.nbytes for x in lm.parameters()) + sum(x.nbytes for x in lm.buffers())
-        return cls(lm, weights, fingerprint, sum(x.nbytes for x in packed_weights) + rest, num_parameters)
+        nbytes = sum(x.nbytes for x in packed_weights) + rest
+        return cls(lm, weights, compute, fingerprint, nbytes, num_parameters)
 
     @property
     def vocab_size(self) -> int:

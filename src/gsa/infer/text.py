@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from gsa.data.tokenizer import Tokenizer, load_tokenizer
 from gsa.errors import GSAError
 from gsa.files import read_json
+from gsa.infer.compute import check_compute
 from gsa.infer.detokenizer import Detokenizer
 from gsa.infer.engine import Engine
 from gsa.infer.model import Model, check_format
@@ -62,6 +63,7 @@ class TextEngine:
         model: str | Path = "gsa-tiny",
         weights: str = "auto",
         *,
+        compute: str = "auto",
         batch_size: int = 1,
         say: Callable[[str], None] = warn,
     ) -> TextEngine:
@@ -70,11 +72,12 @@ class TextEngine:
         Broken checkpoints of a run that are passed over are told to `say`.
         """
         check_format(weights)  # before a model is fetched or read
-        return read_live(model, lambda: cls._read(find_model(model, say).folder, weights, batch_size))
+        check_compute(compute)
+        return read_live(model, lambda: cls._read(find_model(model, say).folder, weights, compute, batch_size))
 
     @classmethod
-    def _read(cls, folder: Path, weights: str, batch_size: int) -> TextEngine:
-        engine = Engine(Model.from_folder(folder, weights), batch_size=batch_size)
+    def _read(cls, folder: Path, weights: str, compute: str, batch_size: int) -> TextEngine:
+        engine = Engine(Model.from_folder(folder, weights, compute=compute), batch_size=batch_size)
         tokenizer, size = load_tokenizer(folder), engine.model.vocab_size
         if tokenizer.vocab_size > size:  # a smaller one is usual: models have room for more
             raise GSAError(

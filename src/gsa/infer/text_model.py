@@ -21,7 +21,12 @@ from gsa.threads import use_threads
 
 @checked_names
 def load(
-    model: str | Path = "gsa-tiny", *, weights: str = "auto", batch_size: int = 16, threads: int | None = None
+    model: str | Path = "gsa-tiny",
+    *,
+    weights: str = "auto",
+    compute: str = "auto",
+    batch_size: int = 16,
+    threads: int | None = None,
 ) -> TextModel:
     """A model that writes text: one of the package, a folder, a checkpoint or a run of training, or one of the Hub.
 
@@ -30,6 +35,8 @@ def load(
             name of the Hugging Face Hub (owner/name).
         weights: Format of the weights in memory: "fp32", "bf16", "int8", "int4", or "auto", which is bf16 for weights
             stored in bf16 and fp32 for others.
+        compute: What prompts are computed in: "fp32", "bf16", "int8" (for weights in int8 and int4), or "auto", which
+            is the format of the weights (int8 for int4) where the CPU has a unit for such products, and else fp32.
         batch_size: Texts that are written at the same time; more wait for their turn.
         threads: Threads of torch, for the whole process; its own choice by default.
 
@@ -44,7 +51,7 @@ def load(
     if threads is not None and type(threads) is not int:
         raise GSAError(f"load: threads must be a whole number or none, got {threads!r}")
     use_threads(threads)
-    return TextModel(TextEngine.load(model, weights, batch_size=batch_size), str(model))
+    return TextModel(TextEngine.load(model, weights, compute=compute, batch_size=batch_size), str(model))
 
 
 class TextModel:

@@ -12,6 +12,7 @@ namespace gsa {
 
 struct OperatorKernels;
 struct LinearKernels;
+struct MatmulKernels;
 struct ScanKernels;
 struct DecodeKernels;
 
@@ -20,6 +21,7 @@ struct Isa {
     bool (*supported)();
     const OperatorKernels* operators;
     const LinearKernels* linear;
+    const MatmulKernels* matmul;
     const ScanKernels* scan;
     const DecodeKernels* decode;
 };

@@ -33,6 +33,20 @@ MultiplyRows choose(int format, int words_per_quad) {
     }
 }
 
+// For twice as many columns at a time, whose sums of integers still find room in registers; null: there are none.
+constexpr int kManyColumns = 2 * kColumns;
+
+MultiplyRows choose_many(int format, int words_per_quad) {
+#if defined(__AVX512F__)
+    if (words_per_quad == NativeDot::words)
+        return format == GSA_WEIGHT_INT8 ? choose_quantised<8, kManyColumns>(words_per_quad)
+                                         : choose_quantised<4, kManyColumns>(words_per_quad);
+#else
+    (void)format, (void)words_per_quad;
+#endif
+    return nullptr;
+}
+
 // For the last one to four of all columns.
 MultiplyRows choose(int format, int words_per_quad, int columns, bool alone) {
     if (alone && format == GSA_WEIGHT_FP32) return multiply_dense<float, 1, 1>;
@@ -50,12 +64,15 @@ MultiplyRows choose(int format, int words_per_quad, int columns, bool alone) {
 void multiply(const Matrix& m, const Columns& columns, const float* residual, float* y, int64_t stride, int64_t from,
               int64_t to) {
     const int rest = columns.count % kColumns;
+    const MultiplyRows many = choose_many(m.format, columns.words_per_quad);
     const MultiplyRows whole = choose(m.format, columns.words_per_quad, kColumns, false);
     const MultiplyRows last = choose(m.format, columns.words_per_quad, rest, columns.count == 1);
     for (int64_t block = from; block < to; block++) {
         // Columns innermost: the weights of a block of rows stay in the cache from one to the next.
         const int64_t row = block * kBlockRows;
         int c = 0;
+        if (many != nullptr)
+            for (; c + kManyColumns <= columns.count; c += kManyColumns) many(m, columns, c, residual, y, stride, row);
         for (; c + kColumns <= columns.count; c += kColumns) whole(m, columns, c, residual, y, stride, row);
         if (rest != 0) last(m, columns, c, residual, y, stride, row);
     }

@@ -74,7 +74,8 @@ void multiply_dense(const Matrix& m, const Columns& columns, int first, const fl
         Floats sums[4][C] = {};
         int r = 0;
         for (; r + R <= rows; r += R) {
-            prefetch_share(w + (kBlockRows + r) * m.K, R * m.K * static_cast<int64_t>(sizeof(Weight)), columns, first);
+            prefetch_share<C>(w + (kBlockRows + r) * m.K, R * m.K * static_cast<int64_t>(sizeof(Weight)), columns,
+                              first);
             multiply_rows<Weight, R, C>(w + r * m.K, x, columns.stride, m.K, sums + r);
         }
         for (; r < rows; r++) multiply_rows<Weight, 1, C>(w + r * m.K, x, columns.stride, m.K, sums + r);

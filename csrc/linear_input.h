@@ -17,13 +17,14 @@ constexpr int kColumns = 4;
 constexpr int kColumns = 2;
 #endif
 
-// Fetches this group of columns' share of some weights that come next, so that they arrive while this group is
-// computed. One column alone is all reading, and reads straight ahead anyway.
+// Fetches the share that C of the columns have in some weights that come next, so that they arrive while these columns
+// are computed. One column alone is all reading, and reads straight ahead anyway.
+template <int C>
 GSA_INLINE void prefetch_share(const void* weights, int64_t bytes, const Columns& columns, int first) {
     if (columns.count == 1) return;
-    const int groups = (columns.count + kColumns - 1) / kColumns, group = first / kColumns;
     const char* p = static_cast<const char*>(weights);
-    for (int64_t offset = bytes * group / groups; offset < bytes * (group + 1) / groups; offset += 64)
+    const int64_t end = bytes * (first + C) / columns.count;
+    for (int64_t offset = (bytes * first / columns.count + 63) / 64 * 64; offset < end; offset += 64)
         __builtin_prefetch(p + offset, 0, 2);
 }
 

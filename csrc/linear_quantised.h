@@ -1,70 +1,12 @@
 // int8 and int4 weights: the lanes of a vector are rows, so that nothing is summed across lanes.
 #pragma once
 
+#include "linear_blocks.h"
 #include "linear_input.h"
 
 namespace gsa {
 namespace GSA_ISA {
 namespace {
-
-constexpr int L = kBlockRows / W;  // vectors per row of a block
-
-#if defined(__AVX512F__)
-// Adds four products of bytes (unsigned times signed) to each lane. Not every machine with AVX-512 has the instruction,
-// so the compiler may not be told of it; see dot_is_native.
-struct NativeDot {
-    static constexpr int words = 1;
-    GSA_INLINE Ints add(Ints sums, Ints bytes, const int32_t* x) {
-        asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sums) : "v"(bytes), "m"(*x));
-        return sums;
-    }
-};
-#endif
-
-// The same integers from what every machine has: products of 16 bits.
-struct PortableDot {
-    static constexpr int words = 2;
-    GSA_INLINE Ints add(Ints sums, Ints bytes, const int32_t* x) {
-        const Ints even = bytes & 0x00ff00ff, odd = (bytes >> 8) & 0x00ff00ff;
-        return sums + pairs(even, x[0]) + pairs(odd, x[1]);
-    }
-
-    GSA_INLINE Ints pairs(Ints a, int32_t b) {
-        const Ints other = b - Ints{};
-#if defined(__AVX512F__)
-        return (Ints)_mm512_madd_epi16((__m512i)a, (__m512i)other);
-#elif defined(__AVX2__)
-        return (Ints)_mm256_madd_epi16((__m256i)a, (__m256i)other);
-#elif GSA_X86
-        return (Ints)_mm_madd_epi16((__m128i)a, (__m128i)other);
-#else
-        return (a & 0xffff) * ((other << 16) >> 16) + (a >> 16) * (other >> 16);
-#endif
-    }
-};
-
-bool dot_is_native() {
-#if defined(__AVX512F__)
-    return __builtin_cpu_supports("avx512vnni");
-#else
-    return false;
-#endif
-}
-
-template <int Bits>
-struct Format {
-    static constexpr int per_chunk = 32 / Bits;               // weights of a row in 64 bytes
-    static constexpr int chunks = kBlockColumns / per_chunk;  // of 64 bytes in a block
-    static constexpr int bytes = chunks * 64;                 // of a block
-
-    // Weight i of each lane, times 2 to the power of its shift; see `arrange`.
-    GSA_INLINE Floats weight(Ints chunk, int i) {
-        const int shift = Bits == 8 ? 8 * i : i < 4 ? 8 * i : 8 * i - 28;
-        constexpr int32_t mask = Bits == 8 ? 0xff : 0x0f;
-        if (shift == 32 - Bits) return __builtin_convertvector((chunk >> shift) & mask, Floats);
-        return __builtin_convertvector(chunk & static_cast<int32_t>(static_cast<uint32_t>(mask) << shift), Floats);
-    }
-};
 
 // Adds the products of a block w [16, 32] of weights, block number `block` of its rows, with C columns from `first` on
 // to sums [C, L vectors of rows]; activations in fp32.
@@ -110,7 +52,7 @@ struct IntegerBlock {
         typedef Format<Bits> F;
         const int32_t* x[C];
         Ints totals[C][L];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int c = 0; c < C; c++) {
             const int64_t index = (first + c) * blocks + block;
             x[c] = columns.words + index * (kBlockColumns / 4) * Dot::words;
@@ -122,7 +64,7 @@ struct IntegerBlock {
 #pragma GCC unroll 4
             for (int l = 0; l < L; l++) {
                 const Ints chunk = load_ints(w + 64 * j + GSA_VECTOR_BYTES * l);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
                 for (int c = 0; c < C; c++) {
                     if constexpr (Bits == 8) {
                         totals[c][l] = Dot::add(totals[c][l], chunk, x[c] + Dot::words * j);
@@ -134,7 +76,7 @@ struct IntegerBlock {
                 }
             }
         }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int c = 0; c < C; c++)
 #pragma GCC unroll 4
             for (int l = 0; l < L; l++)
@@ -156,7 +98,7 @@ void multiply_quantised(const Matrix& m, const Columns& columns, int first, cons
         const int64_t end = block + m.group_blocks < m.blocks ? block + m.group_blocks : m.blocks;
         Floats part[C][L] = {};
         for (; block < end; block++, w += Format<Bits>::bytes) {
-            prefetch_share(w + m.blocks * Format<Bits>::bytes, Format<Bits>::bytes, columns, first);
+            prefetch_share<C>(w + m.blocks * Format<Bits>::bytes, Format<Bits>::bytes, columns, first);
             Block::add(w, columns, first, block, m.blocks, part);
         }
 #pragma GCC unroll 4
@@ -164,7 +106,7 @@ void multiply_quantised(const Matrix& m, const Columns& columns, int first, cons
             const int64_t offset = (group_row + g) * kBlockRows + W * l;
             const Floats scale = load_floats(reinterpret_cast<const BFloat16*>(m.scale + offset));
             const Floats zero = load_floats(m.zero + offset);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
             for (int c = 0; c < C; c++)
                 sums[c][l] += scale * (part[c][l] - zero * columns.group_sum[(first + c) * m.groups + g]);
         }
@@ -172,6 +114,13 @@ void multiply_quantised(const Matrix& m, const Columns& columns, int first, cons
     const int rows = m.N - row < kBlockRows ? static_cast<int>(m.N - row) : kBlockRows;
     for (int c = 0; c < C; c++) {
         const int64_t offset = (first + c) * stride + row;
+        if (rows == kBlockRows) {
+            for (int l = 0; l < L; l++) {
+                const int64_t place = offset + W * l;
+                store(y + place, residual == nullptr ? sums[c][l] : sums[c][l] + load(residual + place));
+            }
+            continue;
+        }
         float out[kBlockRows];
         for (int l = 0; l < L; l++) store(out + W * l, sums[c][l]);
         for (int r = 0; r < rows; r++) y[offset + r] = residual == nullptr ? out[r] : out[r] + residual[offset + r];

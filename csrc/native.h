@@ -160,6 +160,16 @@ enum { GSA_ACTIVATIONS_FP32, GSA_ACTIVATIONS_INT8, GSA_ACTIVATIONS_INT8_PORTABLE
 /* residual [count, N] may be null, or y. Returns 0, or 1 if there is no memory. */
 GSA_API int gsa_matvec(const GsaMatrix* matrix, int input, const float* x, const float* norm, float epsilon, int count,
                        int activations, const float* residual, float* y, int threads);
+/* Products with many columns, y [count, N] = W x (+ residual), with x rounded to bf16, as W is, or to int8, for weights
+   in int8 and int4; sums are fp32. Portable: without the processor's unit for such products; the same bits. */
+enum { GSA_COMPUTE_BF16, GSA_COMPUTE_INT8, GSA_COMPUTE_BF16_PORTABLE, GSA_COMPUTE_INT8_PORTABLE };
+
+/* Whether there is a unit for products in GSA_COMPUTE_BF16 or GSA_COMPUTE_INT8 that this instruction set uses. */
+GSA_API int gsa_has_unit(int compute);
+/* Several matrices of the same K (in int8 also of one group) may have the same columns: N is then all of their rows,
+   one matrix after the other. residual may be null, or y. Returns 0, or 1 if there is no memory. */
+GSA_API int gsa_matmul(const GsaMatrix* const* matrices, int64_t number, int input, const float* x, const float* norm,
+                       float epsilon, int64_t count, int compute, const float* residual, float* y, int threads);
 /* Every product once, one after the other, W x of the same x (as long as the longest row needs) to the same y: what the
    kernels take for all weights of a model. Returns 0, or 1 if there is no memory. */
 GSA_API int gsa_products(const GsaMatrix* const* matrices, int64_t count, const float* x, int activations, float* y,

@@ -12,7 +12,7 @@ from gsa.errors import GSAError
 from gsa.infer import Model
 from gsa.infer.dense import DenseLinear
 from gsa.infer.layers import use_dense_layers
-from gsa.infer.model import check_format
+from gsa.infer.model import check_choices
 from gsa.infer.runners import make_runner
 from gsa.infer.torch_runner import TorchRunner
 from gsa.models.state import ModelState
@@ -29,7 +29,7 @@ def dense(lm: LM, weights: str) -> Model:
     copy = LM(lm.config).eval()
     copy.load_state_dict(lm.state_dict())
     nbytes = use_dense_layers(copy.requires_grad_(False), weights)
-    return Model(copy, weights, loaded.fingerprint, nbytes, lm.num_parameters)
+    return Model(copy, weights, weights, loaded.fingerprint, nbytes, lm.num_parameters)
 
 
 def read_and_stepped(runner: TorchRunner, tokens: torch.Tensor, prompt: int) -> tuple[torch.Tensor, ModelState]:
@@ -95,10 +95,12 @@ def test_the_states_of_the_same_sequences_are_not_copied_from_step_to_step(monke
 
 
 def test_formats_for_cpus_are_refused_elsewhere() -> None:
-    check_format("bf16", torch.device("cuda"))
-    check_format("int8", torch.device("cpu"))
+    check_choices("bf16", "auto", torch.device("cuda"))
+    check_choices("int8", "auto", torch.device("cpu"))
     with pytest.raises(GSAError, match="int8 weights are for CPUs, the device is cuda; choose bf16, or the device cpu"):
-        check_format("int8", torch.device("cuda"))
+        check_choices("int8", "auto", torch.device("cuda"))
+    with pytest.raises(GSAError, match="compute is chosen on CPUs only, where the device is cuda"):
+        check_choices("auto", "bf16", torch.device("cuda"))
 
 
 @pytest.mark.parametrize("name", ["tpu", "cuda:x", "cpu:1", "auto:0", ""])

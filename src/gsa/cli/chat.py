@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from gsa.cli.console import Device, Output, Weights, tell
+from gsa.cli.console import Compute, Device, Output, Weights, tell
 from gsa.sampling import DEFAULT
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ def chat(
     model: str,
     system: str | None = None,
     weights: Weights = "auto",
+    compute: Compute = "auto",
     device: Device = "auto",
     max_tokens: int = DEFAULT.max_tokens,
     temperature: float = DEFAULT.temperature,
@@ -39,6 +40,8 @@ def chat(
             Hugging Face Hub (owner/name).
         system: What the model is told before the conversation.
         weights: Format of the weights in memory; auto is bf16 for weights stored in bf16, else fp32.
+        compute: What prompts are computed in; auto is the format of the weights (int8 for int4) where the CPU has a unit
+            for such products, else fp32. `gsa doctor` tells.
         device: Where it computes; auto is a GPU if torch can use one.
         max_tokens: Tokens of a reply at most.
         temperature: Below 1 likely tokens become likelier; 0 always takes the likeliest.
@@ -66,7 +69,7 @@ def chat(
     if sys.stdin is None:
         raise GSAError("chat: standard input cannot be read: it is closed")
     check_typed(system or "", "the system message")
-    conversation = Chat(open_model(model, weights, device, threads), sampling, system)
+    conversation = Chat(open_model(model, weights, compute, device, threads), sampling, system)
     output, refused = Output(), False
     if sys.stdin.isatty():
         tell(f"{COMMANDS}; Ctrl-C stops a reply, Ctrl-D ends")

@@ -25,7 +25,9 @@ def examine() -> dict[str, Any]:
     import torch
 
     from gsa import __version__
+    from gsa.infer.compute import AUTO, automatic
     from gsa.ops import backends
+    from gsa.ops.matmul import UNITS, missing_unit
     from gsa.ops.native import library
     from gsa.ops.registry import engine_name
 
@@ -47,6 +49,8 @@ def examine() -> dict[str, Any]:
         "engines": engines,
         "auto_on_cpu": engine_name("auto", torch.device("cpu")),
         "native": native,
+        "units": {compute: missing_unit(compute) for compute in UNITS},
+        "auto_compute": {weights: automatic(weights) for weights in AUTO},
         "memory": _memory(),
         "disk": _disk(),
         "environment": {name: value for name, value in sorted(os.environ.items()) if _matters(name)},
@@ -109,6 +113,10 @@ def _show(report: dict[str, Any]) -> None:
             state = "ready" if reason is None else f"missing: {reason}"
         table.add_row(f"engine {name}", state)
     table.add_row("auto", f"picks {report['auto_on_cpu']} on the CPU")
+    for compute, missing in report["units"].items():
+        table.add_row(f"products in {compute}", "ready" if missing is None else f"not here: {missing}")
+    chosen = ", ".join(f"{compute} for {weights}" for weights, compute in report["auto_compute"].items())
+    table.add_row("compute auto", f"prompts in {chosen} weights")
     if report["memory"] is not None:
         memory = report["memory"]
         table.add_row("memory", f"{gigabytes(memory['available'])} of {gigabytes(memory['total'])} available")

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gsa.cli.console import Device, Weights
+from gsa.cli.console import Compute, Device, Weights
 from gsa.sampling import DEFAULT
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ def generate(
     file: str | None = None,
     model: str = "gsa-tiny",
     weights: Weights = "auto",
+    compute: Compute = "auto",
     device: Device = "auto",
     max_tokens: int = DEFAULT.max_tokens,
     temperature: float = DEFAULT.temperature,
@@ -58,6 +59,8 @@ def generate(
         model: gsa-tiny, a folder of a model with its tokenizer, a run, whose newest whole checkpoint is taken, or a
             name of the Hugging Face Hub (owner/name).
         weights: Format of the weights in memory; auto is bf16 for weights stored in bf16, else fp32.
+        compute: What prompts are computed in; auto is the format of the weights (int8 for int4) where the CPU has a unit
+            for such products, else fp32. `gsa doctor` tells.
         device: Where it computes; auto is a GPU if torch can use one.
         max_tokens: Tokens at most.
         temperature: Below 1 likely tokens become likelier; 0 always takes the likeliest.
@@ -105,7 +108,7 @@ def generate(
         raise GSAError(
             "generate: there is no text to continue; give a prompt, --file, --state, or text on standard input"
         )
-    engine = open_model(model, weights, device, threads)
+    engine = open_model(model, weights, compute, device, threads)
     start = None if state is None else load_state(state, engine)
     output = Output()
     with StopWish(quiet=True) as wish:
@@ -189,6 +192,7 @@ def _stats(engine: TextEngine, writing: Writing, course: Course, seed: int | Non
         "state_bytes": model.state_bytes,
         "weight_bytes": model.nbytes,
         "weights": model.weights,
+        "compute": model.compute,
     }
 
 
@@ -233,7 +237,7 @@ def _lines(facts: dict[str, Any]) -> list[str]:
     rate = facts["tokens_per_second"]
     lines.append(f"{facts['tokens']:,} tokens" + ("" if rate is None else f", {rate:,.1f} tokens/s"))
     lines.append(f"state {'grows with the text' if state is None else byte_count(state)}")
-    lines.append(f"weights {byte_count(facts['weight_bytes'])}, {facts['weights']}")
+    lines.append(f"weights {byte_count(facts['weight_bytes'])}, {facts['weights']}; prompts in {facts['compute']}")
     if facts["seed"] is not None:
         lines.append(f"seed {facts['seed']}")
     return lines

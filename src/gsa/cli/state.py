@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gsa.cli.console import Device, Weights
+from gsa.cli.console import Compute, Device, Weights
 
 
 def save(
@@ -17,6 +17,7 @@ def save(
     model: str = "gsa-tiny",
     state: str | None = None,
     weights: Weights = "auto",
+    compute: Compute = "auto",
     device: Device = "auto",
     threads: int | None = None,
     strict: bool = False,
@@ -33,6 +34,8 @@ def save(
             name of the Hugging Face Hub (owner/name).
         state: An earlier state, which the text goes on from.
         weights: Format of the weights in memory; a state serves them all.
+        compute: What prompts are computed in; auto is the format of the weights (int8 for int4) where the CPU has a unit
+            for such products, else fp32. `gsa doctor` tells.
         device: Where it computes; auto is a GPU if torch can use one.
         threads: Threads of torch; its own choice by default.
         strict: Refuse a file with bytes that are not UTF-8.
@@ -46,7 +49,7 @@ def save(
     text = read_text(file, strict=strict)
     if not text:
         raise GSAError(f"state: {file} is empty, expected text")
-    engine = open_model(model, weights, device, threads)
+    engine = open_model(model, weights, compute, device, threads)
     start = None if state is None else load_state(state, engine)
     began = time.monotonic()
     ids = engine.encode(text, continues=start is not None)

@@ -40,6 +40,7 @@ class Engine:
     Args:
         model: What generates.
         weights: Format of the weights: "fp32", "bf16", "int8", "int4", or "auto".
+        compute: What prompts are computed in: "fp32", "bf16", "int8", or "auto"; see `Model.load`.
         device: Where it computes: "cpu", "cuda", or "auto", a GPU if torch can use one.
         batch_size: Requests that are decoded together; others wait.
         prefix_bytes: Memory for the states of earlier prompts, from which prompts that begin alike go on; 0 is none.
@@ -54,12 +55,13 @@ class Engine:
         model: Model | LM | str | Path = "gsa-tiny",
         *,
         weights: str = "auto",
+        compute: str = "auto",
         device: str = "auto",
         batch_size: int = 16,
         prefix_bytes: int = 0,
     ):
         check(_Options(batch_size, prefix_bytes), "engine")
-        self.model = _loaded(model, weights, device)
+        self.model = _loaded(model, weights, compute, device)
         self.batch_size = batch_size
         self.prefixes = PrefixCache(prefix_bytes) if prefix_bytes else None
         """What is remembered of earlier prompts."""
@@ -222,13 +224,15 @@ class Engine:
         return Request(generation, reading, Sampler(sampling, reading.ids, vocab_size), keep_state)
 
 
-def _loaded(model: Model | LM | str | Path, weights: str, device: str) -> Model:
+def _loaded(model: Model | LM | str | Path, weights: str, compute: str, device: str) -> Model:
     if not isinstance(model, Model):
         if not isinstance(model, LM | str | Path):
             raise GSAError(f"engine: model must be a Model, an LM, a name or a folder, got {type(model).__name__}")
-        return Model.load(model, weights, device=device)
+        return Model.load(model, weights, compute=compute, device=device)
     if weights not in ("auto", model.weights):
         raise GSAError(f"engine: weights {weights!r} were asked for, the model has {model.weights!r}")
+    if compute not in ("auto", model.compute):
+        raise GSAError(f"engine: compute {compute!r} was asked for, the model has {model.compute!r}")
     if device not in ("auto", model.device.type, str(model.device)):
         raise GSAError(f"engine: device {device!r} was asked for, the model is on {str(model.device)!r}")
     return model

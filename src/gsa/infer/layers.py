@@ -1,7 +1,8 @@
 """Linear layers and embeddings for inference on CPUs: weights in fp32, bf16, int8 or int4, activations in fp32.
 
-Up to 16 tokens go through the matrix-vector kernels, which read the weights as they are stored. For more tokens, a
-layer's weights are converted to fp32 for one matrix product; the conversion costs little beside the product.
+Up to 16 tokens go through the matrix-vector kernels, which read the weights as they are stored. For more tokens, products
+are computed in bf16 or int8 (`gsa.infer.compute`), or a layer's weights are converted to fp32 for one matrix product of
+torch; the conversion costs little beside the product.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from torch.nn import functional as F
 
 from gsa.infer.dense import DenseEmbedding, DenseLinear
 from gsa.mixers.activations import FeatureMap
+from gsa.mixers.norm import RMSNorm
+from gsa.models.backbone import SwiGLU
 from gsa.ops.linear import MAX_COLUMNS, matvec
+from gsa.ops.matmul import matmul
 from gsa.ops.weights import DENSE, PackedWeight, pack
 
 Weight = TypeVar("Weight")
@@ -62,9 +66,9 @@ class InferenceLinear(nn.Module):
     """Empty. Mixers take the dtype and device of their states from it, as they do from an nn.Linear's."""
     bias: Tensor | None
 
-    def __init__(self, packed_weight: PackedWeight, bias: Tensor | None, unpacker: Unpacker):
+    def __init__(self, packed_weight: PackedWeight, bias: Tensor | None, unpacker: Unpacker, compute: str = "fp32"):
         super().__init__()
-        self.packed_weight, self._unpacker = packed_weight, unpacker
+        self.packed_weight, self.compute, self._unpacker = packed_weight, compute, unpacker
         self.activations = "fp32" if packed_weight.format in DENSE else "int8"
         self.register_buffer("weight", torch.empty(0, dtype=torch.float32, device=packed_weight.weight.device))
         self.register_buffer("bias", None if bias is None else bias.detach().float())
@@ -73,11 +77,40 @@ class InferenceLinear(nn.Module):
         if 0 < x.numel() <= MAX_COLUMNS * self.packed_weight.K:
             y = matvec(self.packed_weight, x, activations=self.activations)
             return y if self.bias is None else y + self.bias
+        if self.has_matmul(x):
+            y = matmul(self.packed_weight, x, compute=self.compute)
+            return y if self.bias is None else y.add_(self.bias)
         with self._unpacker.fp32(self.packed_weight) as weight:
             return F.linear(x, weight, self.bias)
 
+    def has_matmul(self, x: Tensor) -> bool:
+        """Whether x is for the native engine's products over many tokens."""
+        return self.compute != "fp32" and x.numel() > MAX_COLUMNS * self.packed_weight.K
+
     def extra_repr(self) -> str:
-        return f"{self.packed_weight.K}, {self.packed_weight.N}, {self.packed_weight.format}"
+        return f"{self.packed_weight.K}, {self.packed_weight.N}, {self.packed_weight.format}, {self.compute}"
+
+
+class InferenceSwiGLU(SwiGLU):
+    """An MLP over inference layers. For many tokens, norm, activation and residual are part of its two products."""
+
+    gate_proj: InferenceLinear
+    up_proj: InferenceLinear
+    down_proj: InferenceLinear
+
+    def __init__(self, mlp: SwiGLU):
+        nn.Module.__init__(self)  # it takes the layers over
+        for name, layer in mlp.named_children():
+            assert isinstance(layer, InferenceLinear)
+            self.add_module(name, layer)
+
+    def add_to(self, x: Tensor, norm: RMSNorm) -> Tensor:
+        if not self.gate_proj.has_matmul(x):
+            return super().add_to(x, norm)
+        gate, up, down = (layer.packed_weight for layer in (self.gate_proj, self.up_proj, self.down_proj))
+        compute = self.gate_proj.compute
+        inner = matmul([gate, up], x, compute=compute, norm=(norm.weight, norm.eps))
+        return matmul(down, inner, compute=compute, swiglu=True, residual=x)
 
 
 class InferenceEmbedding(nn.Module):
@@ -95,15 +128,18 @@ class InferenceEmbedding(nn.Module):
         return self.packed_weight.rows(ids)
 
 
-def use_packed_layers(lm: Any, format: str) -> int:
+def use_packed_layers(lm: Any, format: str, compute: str) -> int:
     """Gives an LM these layers and this embedding, for CPUs; the bytes of their weights."""
     unpacker = Unpacker()
     weights = use_layers(
         lm,
         prepare=lambda weight: pack(weight, format),
         embedding=InferenceEmbedding,
-        linear=lambda weight, bias: InferenceLinear(weight, bias, unpacker),
+        linear=lambda weight, bias: InferenceLinear(weight, bias, unpacker, compute),
     )
+    for block in lm.model.layers:
+        if block.mlp is not None:
+            block.mlp = InferenceSwiGLU(block.mlp)
     return sum(weight.nbytes for weight in weights)
 
 

@@ -10,6 +10,7 @@ import torch
 
 from gsa.devices import find_device
 from gsa.errors import GSAError
+from gsa.infer.compute import check_compute, chosen_compute
 from gsa.infer.layers import use_dense_layers, use_packed_layers
 from gsa.infer.state_file import Kind, kind_of
 from gsa.models.checkpoint import read_model, stored_weights
@@ -25,15 +26,17 @@ WEIGHTS = ("auto", *FORMATS)
 class Model:
     """A language model for inference, made by `Model.load`; an `Engine` runs it. Activations and states are fp32.
 
+    `weights` is the format of its weights, `compute` what products over many tokens are computed in.
+
     >>> model = Model.load("gsa-tiny")
     >>> model.weights, model.vocab_size
     ('bf16', 4096)
     """
 
-    def __init__(self, lm: LM, weights: str, fingerprint: str, nbytes: int, num_parameters: int):
+    def __init__(self, lm: LM, weights: str, compute: str, fingerprint: str, nbytes: int, num_parameters: int):
         self.lm, self.config = lm, lm.config
-        self.weights, self.fingerprint, self.nbytes = weights, fingerprint, nbytes
-        self.num_parameters = num_parameters
+        self.weights, self.compute, self.fingerprint = weights, compute, fingerprint
+        self.nbytes, self.num_parameters = nbytes, num_parameters
 
     @classmethod
     def load(
@@ -41,41 +44,59 @@ class Model:
         source: str | Path | LM,
         weights: str = "auto",
         *,
+        compute: str = "auto",
         device: str = "auto",
         say: Callable[[str], None] = warn,
     ) -> Model:
-        """The model of a name or folder, as `find_model` finds it, or an LM as it is now, in a format of weights.
+        """The model of a name or folder, as `find_model` finds it, or an LM as it is now.
 
-        Weights: `auto` is bf16 for weights in bf16, and fp32 for others. Device: `auto` is where an LM is, and for
-        others a GPU if torch can use one. Nothing is shared with the LM. Broken checkpoints of a run that are passed
-        over are told to `say`.
+        Nothing is shared with the LM.
+
+        Args:
+            source: The model.
+            weights: Format of the weights; `auto` is bf16 for weights in bf16, and fp32 for others.
+            compute: What products over many tokens, as when a prompt is read, are computed in: fp32, bf16, int8 (for
+                weights in int8 and int4), or `auto`, which is the format of the weights (int8 for int4) where the CPU
+                has a unit for such products, and else fp32. On GPUs it is the format of the weights.
+            device: `auto` is where an LM is, and for others a GPU if torch can use one.
+            say: Told of broken checkpoints of a run that are passed over.
         """
         if isinstance(source, LM):
             place = source.lm_head.weight.device if device == "auto" else find_device(device, "Model")
-            check_format(weights, place)
-            return cls._of(_copied(source), weights, place)
-        check_format(weights, find_device(device, "Model"))  # before a model is fetched
-        return read_live(source, lambda: cls.from_folder(find_model(source, say).folder, weights, device))
+            check_choices(weights, compute, place)
+            return cls._of(_copied(source), weights, compute, place)
+        check_choices(weights, compute, find_device(device, "Model"))  # before a model is fetched
+
+        def read() -> Model:
+            return cls.from_folder(find_model(source, say).folder, weights, compute=compute, device=device)
+
+        return read_live(source, read)
 
     @classmethod
-    def from_folder(cls, folder: Path, weights: str = "auto", device: str = "auto") -> Model:
+    def from_folder(
+        cls, folder: Path, weights: str = "auto", *, compute: str = "auto", device: str = "auto"
+    ) -> Model:
         """The model of a folder with config.json and weights."""
         place = find_device(device, "Model")
-        check_format(weights, place)
-        return cls._of(read_model(folder), weights, place)
+        check_choices(weights, compute, place)
+        return cls._of(read_model(folder), weights, compute, place)
 
     @classmethod
-    def _of(cls, lm: LM, weights: str, device: torch.device) -> Model:
+    def _of(cls, lm: LM, weights: str, compute: str, device: torch.device) -> Model:
         """Takes the LM over."""
         if weights == "auto":
             weights = "bf16" if lm.lm_head.weight.dtype == torch.bfloat16 else "fp32"
         num_parameters = lm.num_parameters  # before they are packed
-        use_layers = use_packed_layers if device.type == "cpu" else use_dense_layers
         with torch.no_grad():
             fingerprint = _fingerprint(lm)
-            nbytes = use_layers(lm.to(device).eval().requires_grad_(False), weights)
+            lm = lm.to(device).eval().requires_grad_(False)
+            if device.type == "cpu":
+                compute = chosen_compute(compute, weights)
+                nbytes = use_packed_layers(lm, weights, compute)
+            else:
+                compute, nbytes = weights, use_dense_layers(lm, weights)
         rest = sum(x.nbytes for x in lm.parameters()) + sum(x.nbytes for x in lm.buffers())
-        return cls(lm, weights, fingerprint, nbytes + rest, num_parameters)
+        return cls(lm, weights, compute, fingerprint, nbytes + rest, num_parameters)
 
     @property
     def vocab_size(self) -> int:
@@ -110,10 +131,11 @@ class Model:
         return found
 
 
-def check_format(weights: str, device: torch.device) -> None:
-    """Refuses a format of weights that does not exist, or not on the device, before anything is loaded."""
+def check_choices(weights: str, compute: str, device: torch.device) -> None:
+    """Refuses what does not exist, or not on the device, before anything is loaded."""
     if weights not in WEIGHTS:
         raise GSAError(f"Model: unknown weights {weights!r}; expected one of {', '.join(WEIGHTS)}")
+    check_compute(compute, device)
     if device.type != "cpu" and weights not in ("auto", *DENSE):
         raise GSAError(f"Model: {weights} weights are for CPUs, the device is {device}; choose bf16, or the device cpu")
 

@@ -17,7 +17,7 @@ from gsa.errors import GSAError
 from gsa.files import read_json
 from gsa.infer.detokenizer import Detokenizer
 from gsa.infer.engine import Engine
-from gsa.infer.model import Model, check_format
+from gsa.infer.model import Model, check_choices
 from gsa.infer.reading import Ids
 from gsa.infer.requests import Alternatives, Token, Until
 from gsa.infer.state import State
@@ -63,6 +63,7 @@ class TextEngine:
         model: str | Path = "gsa-tiny",
         weights: str = "auto",
         *,
+        compute: str = "auto",
         device: str = "auto",
         batch_size: int = 1,
         say: Callable[[str], None] = warn,
@@ -71,12 +72,12 @@ class TextEngine:
 
         Broken checkpoints of a run that are passed over are told to `say`.
         """
-        check_format(weights, find_device(device, "Model"))  # before a model is fetched or read
-        return read_live(model, lambda: cls._read(find_model(model, say).folder, weights, device, batch_size))
+        check_choices(weights, compute, find_device(device, "Model"))  # before a model is fetched or read
+        return read_live(model, lambda: cls._read(find_model(model, say).folder, weights, compute, device, batch_size))
 
     @classmethod
-    def _read(cls, folder: Path, weights: str, device: str, batch_size: int) -> TextEngine:
-        engine = Engine(Model.from_folder(folder, weights, device), batch_size=batch_size)
+    def _read(cls, folder: Path, weights: str, compute: str, device: str, batch_size: int) -> TextEngine:
+        engine = Engine(Model.from_folder(folder, weights, compute=compute, device=device), batch_size=batch_size)
         tokenizer, size = load_tokenizer(folder), engine.model.vocab_size
         if tokenizer.vocab_size > size:  # a smaller one is usual: models have room for more
             raise GSAError(

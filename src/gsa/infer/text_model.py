@@ -24,6 +24,7 @@ def load(
     model: str | Path = "gsa-tiny",
     *,
     weights: str = "auto",
+    compute: str = "auto",
     device: str = "auto",
     batch_size: int = 16,
     threads: int | None = None,
@@ -35,6 +36,8 @@ def load(
             name of the Hugging Face Hub (owner/name).
         weights: Format of the weights in memory: "fp32", "bf16", "int8", "int4", or "auto", which is bf16 for weights
             stored in bf16 and fp32 for others. Those in int8 and int4 are for CPUs.
+        compute: What prompts are computed in: "fp32", "bf16", "int8" (for weights in int8 and int4), or "auto", which
+            is the format of the weights (int8 for int4) where the CPU has a unit for such products, and else fp32.
         device: Where it computes: "cpu", "cuda", or "auto", a GPU if torch can use one.
         batch_size: Texts that are written at the same time; more wait for their turn.
         threads: Threads of torch, for the whole process; its own choice by default.
@@ -50,7 +53,8 @@ def load(
     if threads is not None and type(threads) is not int:
         raise GSAError(f"load: threads must be a whole number or none, got {threads!r}")
     use_threads(threads)
-    return TextModel(TextEngine.load(model, weights, device=device, batch_size=batch_size), str(model))
+    texts = TextEngine.load(model, weights, compute=compute, device=device, batch_size=batch_size)
+    return TextModel(texts, str(model))
 
 
 class TextModel:

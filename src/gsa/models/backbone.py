@@ -34,6 +34,10 @@ class SwiGLU(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(swiglu(self.gate_proj(x), self.up_proj(x)))
 
+    def add_to(self, x: Tensor, norm: RMSNorm) -> Tensor:
+        """x + MLP(norm(x))"""
+        return x + self(norm(x))
+
 
 class Block(nn.Module):
     """x + mixer(norm(x)), then x + MLP(norm(x)) if the mixer wants an MLP behind it."""
@@ -66,7 +70,7 @@ class Block(nn.Module):
         y, state = self.mixer(self.mixer_norm(x), state, sequences=sequences, return_state=return_state, shared=shared)
         x = x + y
         if self.mlp is not None:
-            x = x + self.mlp(self.mlp_norm(x))
+            x = self.mlp.add_to(x, self.mlp_norm)
         return x, state
 
 

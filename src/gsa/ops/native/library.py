@@ -40,6 +40,8 @@ _FUNCTIONS = (
     "gsa_slot_attention_step",
     "gsa_selective_scan",
     "gsa_matvec",
+    "gsa_has_unit",
+    "gsa_matmul",
     "gsa_products",
     "gsa_decode",
     "gsa_unpack",

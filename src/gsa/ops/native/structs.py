@@ -32,6 +32,8 @@ INPUT_CODES = {"plain": 0, "rms_norm": 1, "swiglu": 2}
 """What becomes of activations before a product."""
 ACTIVATION_CODES = {"fp32": 0, "int8": 1, "int8-portable": 2}
 """The last computes what int8 does, as on a machine without the instruction for it; for tests."""
+COMPUTE_CODES = {"bf16": 0, "int8": 1, "bf16-portable": 2, "int8-portable": 3}
+"""What products with many columns are computed in; the portable ones without the processor's units, for tests."""
 CACHE_BLOCK = 128
 """Positions in a block of an attention's cache."""
 FUNCTION_CODES = {
@@ -272,6 +274,7 @@ def expected() -> dict[str, int]:
         "WEIGHT_": WEIGHT_CODES,
         "INPUT_": INPUT_CODES,
         "ACTIVATIONS_": ACTIVATION_CODES,
+        "COMPUTE_": COMPUTE_CODES,
         "FUNCTION_": FUNCTION_CODES,
         "NORM_": NORM_CODES,
         "GATE_": GATE_CODES,

@@ -14,6 +14,8 @@ struct OperatorKernels;
 struct LinearKernels;
 struct ScanKernels;
 struct DecodeKernels;
+struct RowKernels;
+struct ConvolutionKernels;
 
 struct Isa {
     const char* name;
@@ -22,6 +24,8 @@ struct Isa {
     const LinearKernels* linear;
     const ScanKernels* scan;
     const DecodeKernels* decode;
+    const RowKernels* rows;
+    const ConvolutionKernels* convolution;
 };
 
 const Isa& isa();  // the one in use

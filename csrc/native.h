@@ -7,7 +7,7 @@
 #define GSA_API __attribute__((visibility("default")))
 /* Raised whenever a function of this file changes its arguments or its meaning; Python refuses a library of another
    number. Structures and constants are compared one by one, see gsa_layout. */
-#define GSA_ABI 7
+#define GSA_ABI 8
 
 #ifdef __cplusplus
 extern "C" {
@@ -137,6 +137,59 @@ typedef struct {
 /* Returns a GSA_STATUS. Bad gates are here rates A above 0, lengths dt below it, and NaN; backward does not mention
    them. */
 GSA_API int gsa_selective_scan(const GsaSelectiveScan* call, int backward);
+
+/* Functions of the rows of matrices [rows, width], in one pass over memory; computed in float, or in double if `wide`.
+     RMS_NORM   out = x / sqrt(mean(x^2) + epsilon) * weight
+     SWIGLU     out = swish(x) * y, or swish(x) if y is not there
+     SKIP_GATE  out = (x + weight * y) * swish(z)
+     SOFTPLUS   out = log(1 + exp(x)) */
+enum { GSA_ROWS_RMS_NORM, GSA_ROWS_SWIGLU, GSA_ROWS_SKIP_GATE, GSA_ROWS_SOFTPLUS };
+
+typedef struct {
+    int64_t rows;
+    int32_t function; /* GSA_ROWS_... */
+    int32_t width, threads, wide;
+    double epsilon;
+    GsaTensor x, y, z, out; /* [1, rows, 1, width] */
+    const void* weight;     /* [width], of the type that is computed in */
+    /* backward: all else is computed again */
+    GsaTensor d_out, dx, dy, dz; /* [1, rows, 1, width] */
+    void* dweight;               /* [width], of the type that is computed in */
+} GsaRows;
+
+/* Returns a GSA_STATUS. */
+GSA_API int gsa_rows(const GsaRows* call, int backward);
+
+/* Cross-entropy of logits [rows, V] against labels [rows], in float, or in double if `wide`. A label below 0 does not
+   count: its loss is 0. With `gradient`, the logits become the gradient of the sum of all losses. */
+typedef struct {
+    int64_t rows;
+    int32_t threads, wide, gradient;
+    GsaTensor logits; /* [1, rows, 1, V] */
+    const int64_t* labels;
+    void* losses; /* [rows], of the type that is computed in */
+} GsaCrossEntropy;
+
+/* Returns a GSA_STATUS. */
+GSA_API int gsa_cross_entropy(const GsaCrossEntropy* call);
+
+/* A causal convolution over time, each of C channels by itself: y_t = f(bias + sum_j weight_j x_{t-taps+1+j}). In the
+   shape, heads and queries are one, mark_chunks and scale not used. What does not come from outside is computed again
+   in the backward pass. */
+typedef struct {
+    GsaShape shape;
+    int32_t taps, function;    /* function: GSA_FUNCTION_NONE or GSA_FUNCTION_SWISH */
+    GsaTensor x, y;            /* [B, T, 1, C] */
+    const void *weight, *bias; /* [taps, C], [C] or null */
+    const void* past;          /* [N, taps - 1, C]: what came before each sequence; null: zeros */
+    /* backward */
+    GsaTensor d_y, dx;
+    void *dweight, *dbias; /* [taps, C], [C] */
+    void* dpast;           /* [N, taps - 1, C]; of sequences without tokens it is not written */
+} GsaConvolution;
+
+/* Returns a GSA_STATUS. */
+GSA_API int gsa_convolution(const GsaConvolution* call, int backward);
 
 /* Matrix-vector products, y [count, N] = W x (+ residual), for 1 to GSA_MAX_COLUMNS columns of activations in fp32. */
 #define GSA_MAX_COLUMNS 16

@@ -46,11 +46,22 @@ def examine() -> dict[str, Any]:
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         "engines": engines,
         "auto_on_cpu": engine_name("auto", torch.device("cpu")),
+        "precision": _precision(),
         "native": native,
         "memory": _memory(),
         "disk": _disk(),
         "environment": {name: value for name, value in sorted(os.environ.items()) if _matters(name)},
     }
+
+
+def _precision() -> dict[str, str | None]:
+    """What training takes by default, and the unit that makes it worth while."""
+    import torch
+
+    from gsa.train.precision import automatic, bf16_unit
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return {"device": device.type, "auto": automatic(device), "bf16_unit": bf16_unit(device)}
 
 
 def _matters(variable: str) -> bool:
@@ -109,6 +120,9 @@ def _show(report: dict[str, Any]) -> None:
             state = "ready" if reason is None else f"missing: {reason}"
         table.add_row(f"engine {name}", state)
     table.add_row("auto", f"picks {report['auto_on_cpu']} on the CPU")
+    precision = report["precision"]
+    unit = precision["bf16_unit"] or "no unit for bf16"
+    table.add_row("training", f"precision auto is {precision['auto']} on the {precision['device'].upper()} ({unit})")
     if report["memory"] is not None:
         memory = report["memory"]
         table.add_row("memory", f"{gigabytes(memory['available'])} of {gigabytes(memory['total'])} available")

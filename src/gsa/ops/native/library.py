@@ -20,7 +20,7 @@ from gsa.ops import native
 from gsa.ops.forks import has_gnu_openmp
 from gsa.ops.native import structs
 
-ABI = 7
+ABI = 8
 """Of csrc/native.h: a library with another number is a leftover of another version."""
 
 _FUNCTIONS = (
@@ -39,6 +39,9 @@ _FUNCTIONS = (
     "gsa_slot_attention",
     "gsa_slot_attention_step",
     "gsa_selective_scan",
+    "gsa_rows",
+    "gsa_cross_entropy",
+    "gsa_convolution",
     "gsa_matvec",
     "gsa_products",
     "gsa_decode",

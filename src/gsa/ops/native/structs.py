@@ -34,6 +34,8 @@ ACTIVATION_CODES = {"fp32": 0, "int8": 1, "int8-portable": 2}
 """The last computes what int8 does, as on a machine without the instruction for it; for tests."""
 FUNCTION_CODES = {"none": 0, "swish": 1, "relu": 2, "relu2": 3, "sigmoid": 4}
 """Activation functions that decoding has compiled."""
+ROWS_CODES = {"rms_norm": 0, "swiglu": 1, "skip_gate": 2, "softplus": 3}
+"""Functions of rows."""
 NORM_CODES = {"none": 0, "full": 1, "heads": 2}
 """Of a mixer's outputs: none, over all of them, over those of a head."""
 
@@ -104,6 +106,38 @@ class GsaSelectiveScan(Structure):
     ]
 
 
+class GsaRows(Structure):
+    _fields_ = [
+        ("rows", c_int64),
+        *_fields(c_int32, "function width threads wide"),
+        ("epsilon", c_double),
+        *_fields(GsaTensor, "x y z out"),
+        ("weight", c_void_p),
+        *_fields(GsaTensor, "d_out dx dy dz"),
+        ("dweight", c_void_p),
+    ]
+
+
+class GsaCrossEntropy(Structure):
+    _fields_ = [
+        ("rows", c_int64),
+        *_fields(c_int32, "threads wide gradient"),
+        ("logits", GsaTensor),
+        *_fields(c_void_p, "labels losses"),
+    ]
+
+
+class GsaConvolution(Structure):
+    _fields_ = [
+        ("shape", GsaShape),
+        *_fields(c_int32, "taps function"),
+        *_fields(GsaTensor, "x y"),
+        *_fields(c_void_p, "weight bias past"),
+        *_fields(GsaTensor, "d_y dx"),
+        *_fields(c_void_p, "dweight dbias dpast"),
+    ]
+
+
 class GsaMatrix(Structure):
     _fields_ = [*_fields(c_int64, "format N K group"), *_fields(c_void_p, "weight scale zero")]
 
@@ -143,6 +177,9 @@ STRUCTURES = (
     GsaSlotAttention,
     GsaStep,
     GsaSelectiveScan,
+    GsaRows,
+    GsaCrossEntropy,
+    GsaConvolution,
     GsaMatrix,
     GsaBlock,
     GsaDecoder,
@@ -173,6 +210,7 @@ def expected() -> dict[str, int]:
         "ACTIVATIONS_": ACTIVATION_CODES,
         "FUNCTION_": FUNCTION_CODES,
         "NORM_": NORM_CODES,
+        "ROWS_": ROWS_CODES,
     }
     for prefix, table in codes.items():
         numbers |= {prefix + name.upper().replace("-", "_"): code for name, code in table.items()}

@@ -33,7 +33,7 @@ struct Tokens {
 };
 
 // The results from row `from` to `to` of a product through its convolution.
-inline void convolve(const GsaConvolution& conv, const Tokens& tokens, int64_t place, int64_t from, int64_t to) {
+inline void convolve(const GsaStepConvolution& conv, const Tokens& tokens, int64_t place, int64_t from, int64_t to) {
     constexpr int W = Simd<float>::W;
     const int64_t row = padded_width(conv.channels), before = conv.size - 1;
     to = to < conv.channels ? to : conv.channels;

@@ -73,6 +73,24 @@ GSA_INLINE Vec<T> sigmoid(Vec<T> x) {
     return (x < T(0) ? small : splat(T(1))) / (T(1) + small);
 }
 
+// log(1 + e) for 0 <= e <= 1, to full precision: twice the series of artanh(e / (2 + e)), whose argument is at most
+// 1/3.
+template <class T>
+GSA_INLINE Vec<T> log1p_of_unit(Vec<T> e) {
+    constexpr int terms = sizeof(T) == 8 ? 17 : 8;
+    const Vec<T> s = e / (T(2) + e), square = s * s;
+    Vec<T> tail = splat(T(1) / T(2 * terms + 1));
+#pragma GCC unroll 17
+    for (int i = terms - 1; i >= 0; i--) tail = tail * square + T(1) / T(2 * i + 1);
+    return T(2) * s * tail;
+}
+
+// log(1 + exp(x)), without overflow.
+template <class T>
+GSA_INLINE Vec<T> softplus(Vec<T> x) {
+    return (x > T(0) ? x : Vec<T>{}) + log1p_of_unit<T>(exp<T>(x < T(0) ? x : -x));
+}
+
 template <class T>
 GSA_INLINE Vec<T> larger(Vec<T> a, Vec<T> b) {
     return a > b ? a : b;

@@ -15,6 +15,8 @@ struct LinearKernels;
 struct MatmulKernels;
 struct ScanKernels;
 struct DecodeKernels;
+struct RowKernels;
+struct ConvolutionKernels;
 
 struct Isa {
     const char* name;
@@ -24,6 +26,8 @@ struct Isa {
     const MatmulKernels* matmul;
     const ScanKernels* scan;
     const DecodeKernels* decode;
+    const RowKernels* rows;
+    const ConvolutionKernels* convolution;
 };
 
 const Isa& isa();  // the one in use

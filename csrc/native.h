@@ -138,6 +138,59 @@ typedef struct {
    them. */
 GSA_API int gsa_selective_scan(const GsaSelectiveScan* call, int backward);
 
+/* Functions of the rows of matrices [rows, width], in one pass over memory; computed in float, or in double if `wide`.
+     RMS_NORM   out = x / sqrt(mean(x^2) + epsilon) * weight
+     SWIGLU     out = swish(x) * y, or swish(x) if y is not there
+     SKIP_GATE  out = (x + weight * y) * swish(z)
+     SOFTPLUS   out = log(1 + exp(x)) */
+enum { GSA_ROWS_RMS_NORM, GSA_ROWS_SWIGLU, GSA_ROWS_SKIP_GATE, GSA_ROWS_SOFTPLUS };
+
+typedef struct {
+    int64_t rows;
+    int32_t function; /* GSA_ROWS_... */
+    int32_t width, threads, wide;
+    double epsilon;
+    GsaTensor x, y, z, out; /* [1, rows, 1, width] */
+    const void* weight;     /* [width], of the type that is computed in */
+    /* backward: all else is computed again */
+    GsaTensor d_out, dx, dy, dz; /* [1, rows, 1, width] */
+    void* dweight;               /* [width], of the type that is computed in */
+} GsaRows;
+
+/* Returns a GSA_STATUS. */
+GSA_API int gsa_rows(const GsaRows* call, int backward);
+
+/* Cross-entropy of logits [rows, V] against labels [rows], in float, or in double if `wide`. A label below 0 does not
+   count: its loss is 0. With `gradient`, the logits become the gradient of the sum of all losses. */
+typedef struct {
+    int64_t rows;
+    int32_t threads, wide, gradient;
+    GsaTensor logits; /* [1, rows, 1, V] */
+    const int64_t* labels;
+    void* losses; /* [rows], of the type that is computed in */
+} GsaCrossEntropy;
+
+/* Returns a GSA_STATUS. */
+GSA_API int gsa_cross_entropy(const GsaCrossEntropy* call);
+
+/* A causal convolution over time, each of C channels by itself: y_t = f(bias + sum_j weight_j x_{t-taps+1+j}). In the
+   shape, heads and queries are one, mark_chunks and scale not used. What does not come from outside is computed again
+   in the backward pass. */
+typedef struct {
+    GsaShape shape;
+    int32_t taps, function;    /* function: GSA_FUNCTION_NONE or GSA_FUNCTION_SWISH */
+    GsaTensor x, y;            /* [B, T, 1, C] */
+    const void *weight, *bias; /* [taps, C], [C] or null */
+    const void* past;          /* [N, taps - 1, C]: what came before each sequence; null: zeros */
+    /* backward */
+    GsaTensor d_y, dx;
+    void *dweight, *dbias; /* [taps, C], [C] */
+    void* dpast;           /* [N, taps - 1, C]; of sequences without tokens it is not written */
+} GsaConvolution;
+
+/* Returns a GSA_STATUS. */
+GSA_API int gsa_convolution(const GsaConvolution* call, int backward);
+
 /* Matrix-vector products, y [count, N] = W x (+ residual), for 1 to GSA_MAX_COLUMNS columns of activations in fp32. */
 #define GSA_MAX_COLUMNS 16
 
@@ -209,7 +262,7 @@ typedef struct {
     float* past;                /* [states, size - 1, C16], the newest last; changed in place */
     int64_t channels;
     int32_t size, function;
-} GsaConvolution;
+} GsaStepConvolution;
 
 /* What becomes of logits x [N]. FORGET: a = sigmoid(x)^(1 / temperature), or with bounds b + (1 - b) of that, takes
    their place, and 1 - a goes to the place `write`. WRITE, of ABC: with z the sum of exp(x) over time, x between
@@ -228,7 +281,7 @@ typedef struct {
     GsaMatrix matrix;      /* [N, K] */
     const float* bias;     /* [N] or null */
     int64_t input, output; /* places; without an input: the normed x of the layer */
-    GsaConvolution convolution;
+    GsaStepConvolution convolution;
     GsaGate gate;
     int32_t function;
 } GsaProduct;

@@ -125,7 +125,7 @@ def stepper(model: LM, T: int) -> Callable[[], float]:
     """A training step on a sequence of T random tokens, which returns the loss."""
     import torch
 
-    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     ids = torch.randint(model.config.vocab_size, (1, T), generator=torch.Generator().manual_seed(0))
 
     def step() -> float:

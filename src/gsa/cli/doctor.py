@@ -48,6 +48,7 @@ def examine() -> dict[str, Any]:
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         "engines": engines,
         "auto_on_cpu": engine_name("auto", torch.device("cpu")),
+        "precision": _precision(),
         "native": native,
         "units": {compute: missing_unit(compute) for compute in UNITS},
         "auto_compute": {weights: automatic(weights) for weights in AUTO},
@@ -55,6 +56,16 @@ def examine() -> dict[str, Any]:
         "disk": _disk(),
         "environment": {name: value for name, value in sorted(os.environ.items()) if _matters(name)},
     }
+
+
+def _precision() -> dict[str, str | None]:
+    """What training takes by default, and the unit that makes it worth while."""
+    import torch
+
+    from gsa.train.precision import automatic, bf16_unit
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return {"device": device.type, "auto": automatic(device), "bf16_unit": bf16_unit(device)}
 
 
 def _matters(variable: str) -> bool:
@@ -117,6 +128,9 @@ def _show(report: dict[str, Any]) -> None:
         table.add_row(f"products in {compute}", "ready" if missing is None else f"not here: {missing}")
     chosen = ", ".join(f"{compute} for {weights}" for weights, compute in report["auto_compute"].items())
     table.add_row("compute auto", f"prompts in {chosen} weights")
+    precision = report["precision"]
+    unit = precision["bf16_unit"] or "no unit for bf16"
+    table.add_row("training", f"precision auto is {precision['auto']} on the {precision['device'].upper()} ({unit})")
     if report["memory"] is not None:
         memory = report["memory"]
         table.add_row("memory", f"{gigabytes(memory['available'])} of {gigabytes(memory['total'])} available")

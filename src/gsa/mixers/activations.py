@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from gsa.mixers.fused import swish
 from gsa.ops.state import compute_dtype
 
 
@@ -25,7 +26,7 @@ def _relu2(x: Tensor) -> Tensor:
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "none": _identity,
-    "swish": F.silu,
+    "swish": swish,
     "relu": F.relu,
     "relu2": _relu2,
     "gelu": F.gelu,

@@ -6,6 +6,7 @@ Shape letters: B batch, T time, C channels, N sequences.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,10 +14,13 @@ from torch.nn import functional as F
 
 from gsa.mixers.activations import ACTIVATIONS
 from gsa.mixers.base import Options, State
+from gsa.mixers.fused import gradients
 from gsa.mixers.sequences import Sequences
+from gsa.ops.native import convolution, rows
 from gsa.options import number
 
 MAX_SPAN = 2**12  # a short convolution
+FUSED = ("none", "swish")  # activations that the native engine applies itself
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +80,7 @@ class ShortConvolution(nn.Module):
     def __init__(self, channels: int, size: int, bias: bool, activation: str):
         super().__init__()
         self.channels, self.size = channels, size
-        self.activation = ACTIVATIONS[activation]
+        self.activation = activation
         self.weight = nn.Parameter(torch.empty(channels, 1, size))
         self.bias = nn.Parameter(torch.empty(channels)) if bias else None
         self.reset_parameters()
@@ -91,44 +95,89 @@ class ShortConvolution(nn.Module):
         self, x: Tensor, state: Tensor | None, sequences: Sequences, return_state: bool = True
     ) -> tuple[Tensor, Tensor | None]:
         """y [B, T, C] and the last inputs of each sequence [N, size-1, C]."""
-        before = self.size - 1
-        past = x.new_zeros(sequences.count, before, self.channels) if state is None else state.to(x.dtype)
-        if sequences.packed:
-            return self._packed(x, past, sequences, return_state)
-        if x.shape[1] == 0:
-            return x, past if return_state else None
-        stream = torch.cat([past, x], 1)
-        # The state is a copy: a view would keep all of the inputs.
-        y = F.conv1d(stream.transpose(1, 2), self.weight, self.bias, groups=self.channels).transpose(1, 2)
-        return self.activation(y), stream[:, stream.shape[1] - before :].clone() if return_state else None
+        if rows.usable(x, self.weight, self.bias, state):
+            fused = self.activation if self.activation in FUSED else "none"
+            y = _Native.apply(x, self.weight, self.bias, state, sequences, fused)
+        else:
+            fused = "none"
+            y = convolved(x, self.weight, self.bias, state, sequences)
+        if fused != self.activation:
+            y = ACTIVATIONS[self.activation](y)
+        return y, self._left(x, state, sequences) if return_state else None
 
-    def _packed(
-        self, x: Tensor, past: Tensor, sequences: Sequences, return_state: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        """Each tap reads the token so far back, or the state where the sequence does not reach so far."""
-        assert sequences.ids is not None
+    def _left(self, x: Tensor, state: Tensor | None, sequences: Sequences) -> Tensor:
+        """The last inputs of each sequence. A copy: a view would keep all of the inputs."""
         before, T = self.size - 1, x.shape[1]
-        memory = torch.cat([past.flatten(0, 1), x[0]])  # states of all sequences, then all tokens
-        tokens = torch.arange(T, device=x.device) + past.shape[0] * before
-        offsets = sequences.offsets[0]
-        y = None if self.bias is None else self.bias.to(x.dtype)
-        for back in range(self.size):
-            source = torch.where(offsets >= back, tokens - back, sequences.ids * before + before + offsets - back)
-            term = memory[source] * self.weight[:, 0, before - back].to(x.dtype)
-            y = term if y is None else y + term
-        assert y is not None
-        after = None
-        if return_state:
-            ends = sequences.lengths().cumsum(0)[:, None]
-            ago = torch.arange(before, 0, -1, device=x.device)[None]
-            lengths = sequences.lengths()[:, None]
-            rows = torch.arange(past.shape[0], device=x.device)[:, None]
-            source = torch.where(
-                lengths >= ago, ends - ago + past.shape[0] * before, rows * before + before + lengths - ago
-            )
-            after = memory[source]
-        return self.activation(y)[None], after
+        past = _past(x, state, sequences, before)
+        if T == 0:
+            return past
+        if not sequences.packed:
+            return x[:, T - before :].clone() if T >= before else torch.cat([past[:, T:], x], 1)
+        lengths = sequences.lengths()[:, None]
+        ago = torch.arange(before, 0, -1, device=x.device)[None]
+        recent = x[0][(lengths.cumsum(0) - ago).clamp(min=0)]
+        older = past.gather(1, (before + lengths - ago).clamp(max=before - 1)[:, :, None].expand_as(recent))
+        return torch.where((lengths >= ago)[:, :, None], recent, older)
 
     def init_state(self, batch_size: int) -> Tensor:
         shape = (batch_size, self.size - 1, self.channels)
         return torch.zeros(shape, dtype=self.weight.dtype, device=self.weight.device)
+
+
+def convolved(
+    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None, sequences: Sequences
+) -> Tensor:
+    """The convolution in torch, on any device: x [B, T, C], weight [C, 1, size], bias [C], state [N, size-1, C]."""
+    C, _, size = weight.shape
+    before, T = size - 1, x.shape[1]
+    if T == 0:
+        return x
+    past = _past(x, state, sequences, before)
+    if not sequences.packed:
+        stream = torch.cat([past, x], 1)
+        return F.conv1d(stream.transpose(1, 2), weight, bias, groups=C).transpose(1, 2)
+    # Each tap reads the token so far back, or the state where the sequence does not reach so far.
+    assert sequences.ids is not None
+    memory = torch.cat([past.flatten(0, 1), x[0]])  # states of all sequences, then all tokens
+    tokens = torch.arange(T, device=x.device) + past.shape[0] * before
+    offsets = sequences.offsets[0]
+    y = None if bias is None else bias.to(x.dtype)
+    for back in range(size):
+        source = torch.where(offsets >= back, tokens - back, sequences.ids * before + before + offsets - back)
+        term = memory[source] * weight[:, 0, before - back].to(x.dtype)
+        y = term if y is None else y + term
+    assert y is not None
+    return y[None]
+
+
+def _past(x: Tensor, state: Tensor | None, sequences: Sequences, before: int) -> Tensor:
+    """What came before each sequence, in the dtype of x."""
+    return x.new_zeros(sequences.count, before, x.shape[2]) if state is None else state.to(x.dtype)
+
+
+class _Native(torch.autograd.Function):
+    """The same by the native engine, with an activation; keeps its inputs alone."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        state: Tensor | None,
+        sequences: Sequences,
+        activation: str,
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight, bias, state)
+        ctx.sequences, ctx.activation = sequences, activation
+        return convolution.forward(x, weight, bias, state, sequences.cu_seqlens, activation)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        inputs, sequences, activation = ctx.saved_tensors, ctx.sequences, ctx.activation
+        if torch.is_grad_enabled() or not rows.usable(grad, *inputs):
+            found = gradients(lambda *given: ACTIVATIONS[activation](convolved(*given, sequences)), inputs, grad)
+        else:
+            dx, dweight, dbias, dstate = convolution.backward(grad, *inputs, sequences.cu_seqlens, activation)
+            found = dx, dweight, None if inputs[2] is None else dbias, dstate
+        return *found, None, None

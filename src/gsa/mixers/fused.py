@@ -1,11 +1,16 @@
-"""RMS norm and SwiGLU that keep little for the pass backward, and liger-kernel's own on a GPU where it is installed.
+"""Norms, activations and gates that keep little for the pass backward, and read and write memory once.
 
-torch would keep every product on the way; here the inputs are kept, and the rest is computed again. Compiled code takes
-the plain formulas, which the compiler fuses by itself.
+torch would keep every product on the way; here the inputs are kept, and the rest is computed again. On a CPU that is
+done by the native engine's functions of rows, on a GPU by liger-kernel's where it is installed, elsewhere in torch.
+Compiled code takes the plain formulas, which the compiler fuses by itself.
+
+Under autocast a norm gives the dtype that is cast to, since what follows it is a product: otherwise each of several
+projections would cast it again.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -13,17 +18,25 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from gsa.ops.native import rows
 from gsa.ops.state import compute_dtype
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x over the root of its mean square along the last dimension, times a weight; in fp32 at least, as x's dtype."""
+    """x over the root of its mean square along the last dimension, times a weight; computed in fp32 at least."""
+    dtype = _product_dtype(x)
     if torch.compiler.is_compiling():
-        wide = x.to(compute_dtype(x.dtype))
-        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight).to(x.dtype)
+        return _plain_rms_norm(x, weight, eps).to(dtype)
     if x.dtype == weight.dtype and (liger := liger_for(x)) is not None:
-        return liger["rms_norm"](x, weight, eps, 0.0, "gemma", False)
-    return _RMSNorm.apply(x, weight, eps)
+        return liger["rms_norm"](x, weight, eps, 0.0, "gemma", False).to(dtype)
+    if rows.usable(x, weight):
+        return _Rows.apply("rms_norm", x, None, None, weight, eps, dtype)
+    return _RMSNorm.apply(x, weight, eps).to(dtype)
+
+
+def swish(x: Tensor) -> Tensor:
+    """x sigmoid(x)"""
+    return _Rows.apply("swiglu", x, None, None, None, 0.0, None) if rows.usable(x) else F.silu(x)
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
@@ -32,7 +45,28 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
         return F.silu(gate) * up
     if (liger := liger_for(gate)) is not None:
         return liger["swiglu"](gate, up)
+    if gate.dtype == up.dtype and gate.shape == up.shape and rows.usable(gate, up):
+        return _Rows.apply("swiglu", gate, up, None, None, 0.0, None)
     return _SwiGLU.apply(gate, up)
+
+
+def skip_gate(x: Tensor, skipped: Tensor, gate: Tensor, weight: Tensor) -> Tensor:
+    """(x + weight * skipped) * swish(gate), all of one dtype and shape but for the weight of each channel."""
+    if rows.usable(x, skipped, gate, weight):
+        return _Rows.apply("skip_gate", x, skipped, gate, weight, 0.0, None)
+    return swiglu(gate, torch.addcmul(x, skipped, weight.to(x.dtype)))
+
+
+def softplus(x: Tensor) -> Tensor:
+    """log(1 + exp(x)), in fp32 at least."""
+    dtype = compute_dtype(x.dtype)
+    return _Rows.apply("softplus", x, None, None, None, 0.0, dtype) if rows.usable(x) else F.softplus(x.to(dtype))
+
+
+def _product_dtype(x: Tensor) -> torch.dtype:
+    """The dtype in which a product would take x."""
+    cast = x.dtype != torch.float64 and torch.is_autocast_enabled(x.device.type)
+    return torch.get_autocast_dtype(x.device.type) if cast else x.dtype
 
 
 def liger_for(x: Tensor) -> dict[str, Any] | None:
@@ -53,6 +87,63 @@ def _liger() -> dict[str, Any] | None:
         "rms_norm": LigerRMSNormFunction.apply,
         "swiglu": LigerSiLUMulFunction.apply,
     }
+
+
+def _plain_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    wide = x.to(compute_dtype(x.dtype))
+    return wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight
+
+
+PLAIN: dict[str, Callable[..., Tensor]] = {
+    "rms_norm": lambda x, y, z, weight, eps: _plain_rms_norm(x, weight, eps),
+    "swiglu": lambda x, y, z, weight, eps: F.silu(x) if y is None else F.silu(x) * y,
+    "skip_gate": lambda x, y, z, weight, eps: (x + weight.to(x.dtype) * y) * F.silu(z),
+    "softplus": lambda x, y, z, weight, eps: F.softplus(x.to(compute_dtype(x.dtype))),
+}
+"""What the native functions of rows compute, as formulas that torch can differentiate any number of times."""
+
+
+class _Rows(torch.autograd.Function):
+    """A native function of rows; keeps its inputs alone."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        function: str,
+        x: Tensor,
+        y: Tensor | None,
+        z: Tensor | None,
+        weight: Tensor | None,
+        epsilon: float,
+        dtype: torch.dtype | None,
+    ) -> Tensor:
+        ctx.save_for_backward(x, y, z, weight)
+        ctx.function, ctx.epsilon = function, epsilon
+        return rows.forward(function, x, y, z, weight=weight, epsilon=epsilon, dtype=dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        inputs = ctx.saved_tensors
+        if torch.is_grad_enabled() or not rows.usable(grad, *inputs):
+            found = gradients(lambda *given: PLAIN[ctx.function](*given, ctx.epsilon), inputs, grad)
+        else:
+            x, y, z, weight = inputs
+            found = rows.backward(ctx.function, grad, x, y, z, weight=weight, epsilon=ctx.epsilon)
+        return None, *found, None, None
+
+
+def gradients(
+    function: Callable[..., Tensor], inputs: tuple[Tensor | None, ...], grad: Tensor
+) -> tuple[Tensor | None, ...]:
+    """The gradients of a function's inputs from that of its result, by torch, and themselves differentiable if torch
+    records what is done."""
+    again = torch.is_grad_enabled()
+    with torch.enable_grad():
+        given = [x if x is None or (again and x.requires_grad) else x.detach().requires_grad_() for x in inputs]
+        result = function(*given)
+    wanted = [x for x in given if x is not None]
+    found = iter(torch.autograd.grad(result, wanted, grad.to(result.dtype), create_graph=again))
+    return tuple(None if x is None else next(found) for x in given)
 
 
 def _scale(x: Tensor, eps: float) -> Tensor:

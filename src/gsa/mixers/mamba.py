@@ -11,11 +11,10 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from gsa.mixers.base import MAX_WIDTH, Mixer, Options, State
 from gsa.mixers.convolution import MAX_SPAN, ShortConvolution
-from gsa.mixers.fused import swiglu
+from gsa.mixers.fused import skip_gate, softplus
 from gsa.mixers.heads import MAX_EXPANSION
 from gsa.mixers.sequences import Sequences
 from gsa.ops import selective_scan
@@ -92,11 +91,10 @@ class Mamba(Mixer):
         u, z = self.in_proj(x).chunk(2, -1)
         u, left = self.conv(u, None if state is None else state["conv"], sequences, return_state)
         dt, B, C = self.x_proj(u).split([self.options.rank, S, S], -1)
-        dtype = compute_dtype(u.dtype)
         y, memory = selective_scan(
             u,
-            F.softplus(self.dt_proj(dt).to(dtype)),
-            -torch.exp(self.A_log.to(dtype)),
+            softplus(self.dt_proj(dt)),
+            -torch.exp(self.A_log.to(compute_dtype(u.dtype))),
             B,
             C,
             initial_state=None if state is None else state["h"],
@@ -104,7 +102,7 @@ class Mamba(Mixer):
             cu_seqlens=sequences.cu_seqlens,
             check=False,
         )
-        y = swiglu(z, torch.addcmul(y, u, self.D.to(u.dtype)))
+        y = skip_gate(y, u, z, self.D)
         after = None if memory is None or left is None else {"h": memory, "conv": left}
         return self.o_proj(y), after
 

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from gsa.errors import GSAError
 from gsa.mixers.fused import liger_for
 from gsa.mixers.sequences import PackedRows, Padding
+from gsa.ops.native import rows as native_rows
 from gsa.ops.state import compute_dtype
 
 IGNORED = -100
@@ -147,26 +148,38 @@ def _linear_cross_entropy(
     total, x_grad, weight_grad = _results(x, weight, labels, needs_x, needs_weight)
     total.zero_()
     weight_grad.zero_()
-    rows = max(LOGITS_AT_ONCE // weight.shape[0], 1)
-    for begin in range(0, x.shape[0], rows):
-        piece = slice(begin, begin + rows)
-        counts = labels[piece] != IGNORED
-        chosen = torch.where(counts, labels[piece], 0)[:, None]
-        logits = (x[piece] @ weight.T).to(total.dtype)
-        # log p of the target, and p - onehot, the gradient by the logits, in the logits' own memory
-        top = logits.amax(1, keepdim=True)
-        correct = logits.gather(1, chosen) - top
-        p = logits.sub_(top).exp_()
-        mass = p.sum(1, keepdim=True)
-        total += torch.where(counts[:, None], mass.log() - correct, 0).sum()
-        if needs_x or needs_weight:
-            p = p.mul_(counts[:, None] / mass)
-            p = p.scatter_add_(1, chosen, -counts[:, None].to(p.dtype)).to(x.dtype)
+    count = max(LOGITS_AT_ONCE // weight.shape[0], 1)
+    for begin in range(0, x.shape[0], count):
+        piece = slice(begin, begin + count)
+        loss, p = _piece(x[piece] @ weight.T, labels[piece], needs_x or needs_weight)
+        total += loss
         if needs_x:
             x_grad[piece] = p @ weight
         if needs_weight:
             weight_grad += p.T @ x[piece]
     return total, x_grad, weight_grad
+
+
+def _piece(logits: Tensor, labels: Tensor, gradient: bool) -> tuple[Tensor, Tensor]:
+    """The sum of the losses of logits [rows, V] in fp32 at least, and, if asked for, its gradient by them, p - onehot,
+    in their dtype and their memory."""
+    counts = labels != IGNORED
+    chosen = torch.where(counts, labels, 0)
+    low, high = chosen.aminmax()
+    if int(low) < 0 or int(high) >= logits.shape[1]:
+        raise GSAError(f"linear_cross_entropy: labels must be in 0..{logits.shape[1] - 1}, or {IGNORED}")
+    if native_rows.usable(logits):
+        return native_rows.cross_entropy(logits, labels, gradient=gradient).sum(), logits
+    dtype, chosen, counts = logits.dtype, chosen[:, None], counts[:, None]
+    logits = logits.to(compute_dtype(dtype))
+    top = logits.amax(1, keepdim=True)
+    correct = logits.gather(1, chosen) - top
+    p = logits.sub_(top).exp_()
+    mass = p.sum(1, keepdim=True)
+    loss = torch.where(counts, mass.log() - correct, 0).sum()
+    if gradient:
+        p = p.mul_(counts / mass).scatter_add_(1, chosen, -counts.to(p.dtype)).to(dtype)
+    return loss, p
 
 
 @_linear_cross_entropy.register_fake

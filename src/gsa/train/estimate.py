@@ -35,6 +35,8 @@ class Estimate:
     """What a run will take. Bytes are those of one process; tokens and FLOPs those of all."""
 
     parameters: int
+    precision: str
+    """Of the passes that were measured."""
     weight_bytes: int
     gradient_bytes: int
     optimizer_bytes: int
@@ -136,6 +138,7 @@ def estimate(
     measured = min(part.measured_tokens for part in (*kinds.values(), ends))
     return Estimate(
         parameters=parameters,
+        precision=precision,
         weight_bytes=weights,
         gradient_bytes=gradients,
         optimizer_bytes=2 * moments,
@@ -194,6 +197,7 @@ def show(estimate: Estimate, console: Console | None = None) -> None:
     }
     table = Table(box=SIMPLE, show_header=False, pad_edge=False)
     table.add_row("parameters", f"{estimate.parameters:,}")
+    table.add_row("precision", estimate.precision)
     table.add_row("memory", memory)
     for name, size in parts.items():
         if size:

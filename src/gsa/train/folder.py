@@ -16,7 +16,7 @@ from torch import Tensor
 from gsa import __version__
 from gsa.data.shards import TOKENIZER
 from gsa.errors import GSAError
-from gsa.files import byte_count, free_bytes, written
+from gsa.files import byte_count, free_bytes, read_json, written
 from gsa.locks import locked
 from gsa.models.init import without_memory
 from gsa.models.lm import LM
@@ -33,6 +33,8 @@ from gsa.train.checkpoint import (
 from gsa.train.manifest import broken
 from gsa.train.plan import Plan
 from gsa.train.position import Position, check_state
+from gsa.train.precision import AUTO
+from gsa.train.settings import PRECISIONS
 from gsa.train.strategies.tensors import check_tensors, optimizer_shapes
 
 SETTINGS, NONFINITE = "settings.json", "nonfinite.json"
@@ -54,6 +56,15 @@ def opened(plan: Plan) -> Iterator[RunFolder]:
     with locked(plan.out, "train"):
         clean(plan.out)
         yield RunFolder(plan)
+
+
+def recorded_precision(out: Path) -> str | None:
+    """The precision of a run that was begun there; None if there is none, or its settings cannot be read."""
+    try:
+        found = read_json(out / SETTINGS)["settings"]["precision"]
+    except (GSAError, OSError, KeyError, TypeError):
+        return None
+    return found if found in PRECISIONS and found != AUTO else None
 
 
 class RunFolder:
@@ -82,8 +93,8 @@ class RunFolder:
                 )
         settings = before["settings"]
         for name, value in now["settings"].items():
-            if settings.get(name) == value or name in SHOWN:
-                continue
+            if settings.get(name) == value or name in SHOWN or (name == "precision" and value == AUTO):
+                continue  # auto keeps the precision that the run began with
             if name in FIXED:
                 raise GSAError(
                     f"train: {checkpoint.folder} is of a run with {name} {settings.get(name)}, now it is {value}: "

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -29,6 +30,7 @@ from gsa.train.nonfinite import first_broken, told
 from gsa.train.optimizer import adamw
 from gsa.train.peak import Peak, flops_per_token
 from gsa.train.plan import Plan
+from gsa.train.precision import AUTO, told as precision_told
 from gsa.train.position import Outcome, Position, Spent
 from gsa.train.progress import Progress
 from gsa.train.sample import sample
@@ -83,7 +85,10 @@ class Trainer:
             weight_decay=settings.weight_decay,
             decay_all=settings.decay_all,
         )
+        if settings.precision == AUTO and state is not None:
+            strategy.precision = state["settings"].get("precision", AUTO)  # which a run keeps, on whatever machine it goes on
         strategy.start(model, optimizer, compile=settings.compile)
+        self._settle(strategy.precision)
         if state is not None:
             self.position = self._position(state)
             strategy.load(
@@ -96,6 +101,15 @@ class Trainer:
             strategy.start_ema(settings.ema)
             if state is not None and state["settings"].get("ema") is not None:
                 strategy.load_ema(checkpoint.tensors("ema") if checkpoint else {})
+
+    def _settle(self, precision: str) -> None:
+        """Has the run's records name the precision that was chosen, and says which it is."""
+        asked = self.plan.settings.precision
+        self.plan = replace(self.plan, settings=replace(self.plan.settings, precision=precision))
+        if self.folder:
+            self.folder.plan = self.plan
+        if line := precision_told(precision, self.strategy.device, asked=asked):
+            self.say(line)
 
     def _position(self, state: dict[str, Any]) -> Position:
         """Where a checkpoint stands; what means nothing under changed settings begins anew."""
@@ -286,6 +300,7 @@ class Trainer:
             tokens=position.step * self.plan.tokens_per_step,
             skipped=position.skipped,
             checkpoint=None if last is None else str(last),
+            precision=self.plan.settings.precision,
             eval=position.eval,
             best=position.best,
             spent=self.spent.summary(),

@@ -129,6 +129,8 @@ class Outcome:
     skipped: int
     checkpoint: str | None
     """The newest."""
+    precision: str
+    """Of the passes through the model."""
     eval: dict[str, float] | None
     best: dict[str, float] | None
     spent: dict[str, float]

@@ -11,11 +11,12 @@ from gsa.devices import find_device
 from gsa.errors import OutOfMemory, memory_errors
 from gsa.threads import use_threads
 from gsa.train.estimate import Estimate, estimate
-from gsa.train.folder import RunFolder, opened
+from gsa.train.folder import RunFolder, opened, recorded_precision
 from gsa.train.loop import Trainer
 from gsa.train.metrics import Metrics
 from gsa.train.plan import Plan, make_plan
 from gsa.train.position import Outcome
+from gsa.train.precision import AUTO, automatic
 from gsa.train.progress import Progress
 from gsa.train.settings import TrainSettings
 from gsa.train.strategies import Strategy, strategy
@@ -57,7 +58,7 @@ def _train(plan: Plan, chosen: Strategy) -> Outcome:
                 resume_step=trainer.begin,
                 tensorboard=settings.tensorboard,
                 wandb=settings.wandb,
-                settings=asdict(settings),
+                settings=asdict(trainer.plan.settings),
                 say=say,
             ) as metrics:
                 return trainer.run(metrics, progress)
@@ -67,6 +68,10 @@ def preview(settings: TrainSettings) -> tuple[Plan, Estimate]:
     """What a run would do and take, without starting it."""
     plan, processes = _prepared(settings), launched_processes()
     rows = rows_at_once(settings.batch_size, settings.micro_batch_size, processes)
+    device = find_device(settings.device, "engine")
+    precision = settings.precision
+    if precision == AUTO:
+        precision = recorded_precision(plan.out) or automatic(device)
     found = estimate(
         plan.config,
         length=settings.length,
@@ -74,11 +79,11 @@ def preview(settings: TrainSettings) -> tuple[Plan, Estimate]:
         accumulation=settings.batch_size // (rows * processes),
         world_size=processes,
         engine=("ddp" if processes > 1 else "single") if settings.engine == "auto" else settings.engine,
-        precision=settings.precision,
+        precision=precision,
         ema=settings.ema is not None,
         gradient_checkpointing=settings.gradient_checkpointing,
         steps=plan.steps,
-        device=find_device(settings.device, "engine"),
+        device=device,
         zero_stage=settings.zero_stage,
         reset_at_documents=settings.reset_at_documents,
     )

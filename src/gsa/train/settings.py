@@ -11,7 +11,7 @@ from gsa.options import SEED, check, choice, number
 from gsa.threads import MAX_THREADS
 
 ENGINES = ("auto", "single", "ddp", "fsdp", "deepspeed")
-PRECISIONS = ("fp32", "bf16", "fp16")
+PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 MAX_STEPS = 10**12
 MAX_ROWS = 2**20  # of a step
 MAX_WORKERS = 256  # each is a process
@@ -85,8 +85,9 @@ class TrainSettings:
     max_skipped: int = number(10, least=1)
     """Steps in a row with a loss or gradient that is not finite, after which the run stops."""
 
-    precision: str = choice("fp32", PRECISIONS)
-    """Of the passes through the model; weights are fp32."""
+    precision: str = choice("auto", PRECISIONS)
+    """Of the passes through the model; weights are fp32. `auto` takes bf16 where CPU or GPU have units for it, else fp32;
+    a run that goes on keeps what it began with."""
     gradient_checkpointing: bool = False
     """Whether activations are computed again in the pass backward, for less memory."""
     compile: bool = False

@@ -50,6 +50,8 @@ FUNCTION_CODES = {
 GATE_CODES = {"none": 0, "forget": 1, "write": 2}
 MEMORY_CODES = {"slots": 0, "linear": 1, "scan": 2, "cache": 3}
 """What a layer remembers with."""
+ROWS_CODES = {"rms_norm": 0, "swiglu": 1, "skip_gate": 2, "softplus": 3}
+"""Functions of rows."""
 NORM_CODES = {"none": 0, "full": 1, "heads": 2}
 """Of a mixer's outputs: none, over all of them, over those of a head."""
 
@@ -120,11 +122,43 @@ class GsaSelectiveScan(Structure):
     ]
 
 
+class GsaRows(Structure):
+    _fields_ = [
+        ("rows", c_int64),
+        *_fields(c_int32, "function width threads wide"),
+        ("epsilon", c_double),
+        *_fields(GsaTensor, "x y z out"),
+        ("weight", c_void_p),
+        *_fields(GsaTensor, "d_out dx dy dz"),
+        ("dweight", c_void_p),
+    ]
+
+
+class GsaCrossEntropy(Structure):
+    _fields_ = [
+        ("rows", c_int64),
+        *_fields(c_int32, "threads wide gradient"),
+        ("logits", GsaTensor),
+        *_fields(c_void_p, "labels losses"),
+    ]
+
+
+class GsaConvolution(Structure):
+    _fields_ = [
+        ("shape", GsaShape),
+        *_fields(c_int32, "taps function"),
+        *_fields(GsaTensor, "x y"),
+        *_fields(c_void_p, "weight bias past"),
+        *_fields(GsaTensor, "d_y dx"),
+        *_fields(c_void_p, "dweight dbias dpast"),
+    ]
+
+
 class GsaMatrix(Structure):
     _fields_ = [*_fields(c_int64, "format N K group"), *_fields(c_void_p, "weight scale zero")]
 
 
-class GsaConvolution(Structure):
+class GsaStepConvolution(Structure):
     _fields_ = [
         *_fields(c_void_p, "weight bias past"),
         ("channels", c_int64),
@@ -146,7 +180,7 @@ class GsaProduct(Structure):
         ("matrix", GsaMatrix),
         ("bias", c_void_p),
         *_fields(c_int64, "input output"),
-        ("convolution", GsaConvolution),
+        ("convolution", GsaStepConvolution),
         ("gate", GsaGate),
         ("function", c_int32),
     ]
@@ -236,8 +270,11 @@ STRUCTURES = (
     GsaSlotAttention,
     GsaStep,
     GsaSelectiveScan,
-    GsaMatrix,
+    GsaRows,
+    GsaCrossEntropy,
     GsaConvolution,
+    GsaMatrix,
+    GsaStepConvolution,
     GsaGate,
     GsaProduct,
     GsaHeads,
@@ -279,6 +316,7 @@ def expected() -> dict[str, int]:
         "NORM_": NORM_CODES,
         "GATE_": GATE_CODES,
         "MEMORY_": MEMORY_CODES,
+        "ROWS_": ROWS_CODES,
     }
     for prefix, table in codes.items():
         numbers |= {prefix + name.upper().replace("-", "_"): code for name, code in table.items()}

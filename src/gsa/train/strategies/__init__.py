@@ -9,6 +9,7 @@ import torch
 from gsa.devices import find_device
 from gsa.errors import GSAError
 from gsa.mixers.registry import suggestion
+from gsa.train.precision import AUTO
 from gsa.train.strategies.base import PRECISIONS, Strategy
 from gsa.train.strategies.launch import launched_processes
 
@@ -55,10 +56,11 @@ def strategy(
     """The strategy of this name, connected to the other processes, if there are any.
 
     `auto` is ddp when a launcher (torchrun, accelerate launch) started several processes, otherwise single. Without a
-    device, each process takes the GPU of its number, or the CPU if there is none. `zero_stage` is DeepSpeed's alone.
+    device, each process takes the GPU of its number, or the CPU if there is none. Precision `auto` is settled by `start`,
+    alike on all processes. `zero_stage` is DeepSpeed's alone.
     """
-    if precision not in PRECISIONS:
-        raise GSAError(f"engine: precision is {precision!r}, expected one of {', '.join(PRECISIONS)}")
+    if precision not in (AUTO, *PRECISIONS):
+        raise GSAError(f"engine: precision is {precision!r}, expected one of {AUTO}, {', '.join(PRECISIONS)}")
     if zero_stage not in ZERO_STAGES:
         raise GSAError(f"engine: zero_stage is {zero_stage!r}, expected 1, 2 or 3")
     processes = launched_processes()

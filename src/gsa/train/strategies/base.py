@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from gsa.errors import GSAError
 from gsa.models.lm import LM
+from gsa.train.precision import AUTO, automatic
 from gsa.train.strategies.tensors import MOMENTS, check_tensors, optimizer_shapes, own_part
 
 PRECISIONS: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -47,6 +48,8 @@ class Strategy:
     model: LM
     """The model itself; its parameters may be shards."""
     optimizer: torch.optim.Optimizer
+    precision: str
+    """A name of PRECISIONS, or until `start` also `auto`."""
 
     def __init__(self, precision: str, device: torch.device):
         self.precision, self.device = precision, device
@@ -56,6 +59,10 @@ class Strategy:
 
     def start(self, model: LM, optimizer: Callable[[LM], torch.optim.Optimizer], *, compile: bool) -> None:
         """Takes a model, in fp32 whatever it came in, with the weights that it has on the first process."""
+        if self.precision == AUTO:
+            # the same on all processes: bf16 if each of them would take it
+            (able,) = self.sum(automatic(self.device) == "bf16")
+            self.precision = "bf16" if able == self.world_size else "fp32"
         self.model = model.to(self.device, torch.float32)
         with torch.no_grad():
             for parameter in model.parameters():

@@ -34,6 +34,8 @@ ACTIVATION_CODES = {"fp32": 0, "int8": 1, "int8-portable": 2}
 """The last computes what int8 does, as on a machine without the instruction for it; for tests."""
 CACHE_BLOCK = 128
 """Positions in a block of an attention's cache."""
+MEMORY_BLOCK = 32
+"""Columns in a block of a memory of constant size."""
 FUNCTION_CODES = {
     "none": 0,
     "swish": 1,
@@ -259,6 +261,7 @@ def expected() -> dict[str, int]:
         "BLOCK_COLUMNS": BLOCK_COLUMNS,
         "MAX_COLUMNS": MAX_COLUMNS,
         "CACHE_BLOCK": CACHE_BLOCK,
+        "MEMORY_BLOCK": MEMORY_BLOCK,
     }
     for struct in STRUCTURES:
         numbers[struct.__name__] = sizeof(struct)

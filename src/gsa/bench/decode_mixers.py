@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from gsa.bench.decode_model import products_of, random_model, shape, token
+from gsa.bench import decode_model
 from gsa.errors import GSAError
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def shape_of(mixer: str, quick: bool) -> ModelConfig:
     from gsa.mixers.registry import mixer_class, option_names
     from gsa.models import ModelConfig
 
-    plain, known = shape(quick), option_names(mixer)
+    plain, known = decode_model.shape(quick), option_names(mixer)
     others = set(ModelConfig.option_names()) - set(known)
     if mixer == "hgrn2":
         others.add("num_attention_heads")  # its own are 128 wide
@@ -61,7 +61,7 @@ def measure(
 
     rows = []
     for name in names:
-        lm = random_model(shape_of(name, quick))
+        lm = decode_model.random_model(shape_of(name, quick))
         for format in formats:
             tick(f"a token of {name} in {format}")
             rows.append({"mixer": name, "weights": format, **_measured(Model.load(lm, format), quick, seconds)})
@@ -76,8 +76,8 @@ def _measured(model: Model, quick: bool, seconds: float) -> dict[str, Any]:
     from gsa.ops.native.linear import Reader
 
     here, state = make_runner(model, 1), None
-    step = token(here, [0])
-    contenders: dict[str, Callable[[], object]] = {"products": Products(*products_of(model))}
+    step = decode_model.token(here, [0])
+    contenders: dict[str, Callable[[], object]] = {"products": Products(*decode_model.products_of(model))}
     if model.state_bytes is None:
         state = _read(here, 128 if quick else CONTEXT)
         step = _at(here, state, step)

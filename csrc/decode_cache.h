@@ -4,6 +4,7 @@
 
 #include "decode_heads.h"
 #include "decode_memory.h"
+#include "linear_load.h"
 
 namespace gsa {
 namespace GSA_ISA {
@@ -117,13 +118,20 @@ struct CacheAttention {
     template <int N>
     void attend_heads(const float* q, const float* k, const float* v, int from, int to, float* scores,
                       const Sums& out) const {
-        for (int t = from / kTile * kTile; t < to; t += kTile) score_tile<N>(q, k + t * K, scores + t);
+        const int row = static_cast<int>(padded_width(V));
+        for (int t = from / kTile * kTile; t < to; t += kTile) score_tile<N>(q, k + t * K, v + t * row, scores + t);
         for (int r = 0; r < N; r++) weigh(scores + r * kBlock, from, to, out.highest(r), out.total(r));
-        const int width = static_cast<int>(padded_width(V));
         int column = 0;
-        for (; column + kWide * W <= width; column += kWide * W)
-            add_values<N, kWide>(v + column, width, from, to, scores, out, column);
-        for (; column < width; column += W) add_values<N, 1>(v + column, width, from, to, scores, out, column);
+        for (; column + kWide * W <= row; column += kWide * W)
+            add_values<N, kWide>(v + column, row, from, to, scores, k + kBlock * K, out, column);
+        for (; column < row; column += W)
+            add_values<N, 1>(v + column, row, from, to, scores, k + kBlock * K, out, column);
+    }
+
+    // Fetches `count` numbers that are wanted next: values while keys are read, keys of the next block while values
+    // are. What is not straight ahead, the processor does not fetch by itself.
+    static void fetch(const float* ahead, int count) {
+        for (int i = 0; i < count; i += 16) __builtin_prefetch(ahead + i, 0, 2);
     }
 
     static constexpr int W = Simd<float>::W;
@@ -132,13 +140,15 @@ struct CacheAttention {
 
     // scores [N, kBlock] of kTile positions, whose keys are k [kTile / 16, K, 16].
     template <int N>
-    void score_tile(const float* q, const float* k, float* scores) const {
+    void score_tile(const float* q, const float* k, const float* ahead, float* scores) const {
         constexpr int kParts = kTile / W, kInGroup = kPadding / W;
         Vec<float> total[N][kParts] = {};
         for (int i = 0; i < K; i++) {
+            fetch(ahead + i * kTile, kTile);
 #pragma GCC unroll 4
             for (int j = 0; j < kParts; j++) {
-                const Vec<float> keys = load(k + (j / kInGroup * K + i) * kPadding + j % kInGroup * W);
+                Vec<float> keys = load(k + (j / kInGroup * K + i) * kPadding + j % kInGroup * W);
+                keep_in_register(keys);
 #pragma GCC unroll 4
                 for (int r = 0; r < N; r++) total[r][j] += q[r * K + i] * keys;
             }
@@ -170,13 +180,15 @@ struct CacheAttention {
 
     // N outputs of P vectors at `column`.
     template <int N, int P>
-    void add_values(const float* v, int row, int from, int to, const float* weights, const Sums& out,
-                    int column) const {
+    void add_values(const float* v, int row, int from, int to, const float* weights, const float* ahead,
+                    const Sums& out, int column) const {
         Vec<float> sums[N][P] = {};
         for (int t = from; t < to; t++) {
+            if (column == 0) fetch(ahead + t * K, K);
 #pragma GCC unroll 4
             for (int j = 0; j < P; j++) {
-                const Vec<float> value = load(v + t * row + j * W);
+                Vec<float> value = load(v + t * row + j * W);
+                keep_in_register(value);
 #pragma GCC unroll 4
                 for (int r = 0; r < N; r++) sums[r][j] += weights[r * kBlock + t] * value;
             }

@@ -8,18 +8,13 @@ namespace gsa {
 namespace GSA_ISA {
 namespace {
 
-// Features of a memory that a thread takes at a time. Heads are cut at the same places whatever the threads, and no sum
-// crosses a cut.
-constexpr int kMemoryBlock = 32;
-
 // How often blocks of a width begin.
 GSA_INLINE int blocks_of(int width) { return (width + kMemoryBlock - 1) / kMemoryBlock; }
 
 // A visit to some columns of a memory [n, ..]: row i becomes row i * decay + written[i] * input, and result r is the
 // sum of read[r][i] * row i.
 struct Visit {
-    float* rows;
-    int64_t row;  // distance between them
+    MemoryRows rows;
     int n;
     const float* decay;    // [n], or of the columns
     const float* written;  // [n]
@@ -41,11 +36,12 @@ GSA_INLINE void visit_columns(const Visit& p, int column) {
         decay[j] = ByRow ? Vec<float>{} : load(p.decay + column + j * W);
     }
     for (int i = 0; i < p.n; i++) {
-        float* row = p.rows + i * p.row + column;
+        float* row = p.rows.data + i * p.rows.row + column;
 #pragma GCC unroll 2
         for (int j = 0; j < N; j++) {
             Vec<float> x = load(row + j * W);
             if constexpr (Update) {
+                __builtin_prefetch(row + p.rows.next + j * W);  // as a rule, this thread goes on there
                 if constexpr (ByRow)
                     x = x * p.decay[i] + p.written[i] * input[j];
                 else
@@ -152,12 +148,12 @@ struct Memories {
         const GsaMemory& memory = block.memory;
         const int64_t row = padded_width(M);
         for (int c = tokens.starts[sequence]; c < tokens.starts[sequence + 1]; c++) {
-            float* keys = memory.keys + (tokens.state_of[c] * H + h) * K * row + first;
+            float* keys = memory.keys + (tokens.state_of[c] * H + h) * K * row;
             const float* a = gate_of(tokens, c, memory.decay, memory.constant_decay) + h * M + first;
             const float* s = gate_of(tokens, c, memory.write, memory.constant_write) + h * M + first;
             const float *k = tokens.at(c, heads.k) + h * K, *q = tokens.at(c, heads.q) + h * R * K;
             const int columns = smaller_of(kMemoryBlock, static_cast<int>(row) - first);
-            visit<false>({keys, row, K, a, k, s, q, K, results, kMemoryBlock}, R, columns);
+            visit<false>({rows_at(keys, K, M, first), K, a, k, s, q, K, results, kMemoryBlock}, R, columns);
             write_results(results, R, columns, static_cast<float>(heads.scale), scores_at(c, h) + first, row);
         }
     }
@@ -191,10 +187,11 @@ struct Memories {
                       const float* read, int64_t read_row, float scale) const {
         const GsaHeads& heads = block.heads;
         const int64_t row = padded_width(V);
-        float* rows = block.memory.values + (tokens.state_of[c] * H + h) * n * row + first;
+        float* rows = block.memory.values + (tokens.state_of[c] * H + h) * n * row;
         const float* v = tokens.at(c, heads.v) + from * V + first;
         const int columns = smaller_of(kMemoryBlock, static_cast<int>(row) - first);
-        visit<true>({rows, row, n, decay, written, v, read, read_row, results, kMemoryBlock}, R, columns);
+        visit<true>({rows_at(rows, n, V, first), n, decay, written, v, read, read_row, results, kMemoryBlock}, R,
+                    columns);
         write_results(results, R, smaller_of(columns, V - first), scale, tokens.at(c, heads.o) + h * R * V + first, V);
     }
 };

@@ -32,6 +32,24 @@ struct Tokens {
     float* at_or_null(int c, int64_t place) const { return place < 0 ? nullptr : at(c, place); }
 };
 
+// Memories are matrices [n, width] that lie in blocks of so many columns, one after another, so that whoever takes a
+// block reads straight ahead. Work is cut between them whatever the threads, and no sum crosses a cut.
+constexpr int kMemoryBlock = GSA_MEMORY_BLOCK;
+
+// Part of a memory: rows of a block, from one of its columns on.
+struct MemoryRows {
+    float* data;
+    int64_t row;   // distance between them
+    int64_t next;  // to the same part of the next block
+};
+
+// From `column` on in a memory [n, width].
+GSA_INLINE MemoryRows rows_at(float* memory, int64_t n, int64_t width, int64_t column) {
+    const int64_t first = column / kMemoryBlock * kMemoryBlock, rest = padded_width(width) - first;
+    const int64_t row = rest < kMemoryBlock ? rest : kMemoryBlock;
+    return {memory + first * n + column - first, row, n * row};
+}
+
 // The results from row `from` to `to` of a product through its convolution.
 inline void convolve(const GsaStepConvolution& conv, const Tokens& tokens, int64_t place, int64_t from, int64_t to) {
     constexpr int W = Simd<float>::W;

@@ -276,6 +276,7 @@ constexpr GsaNumber kLayout[] = {
     {"BLOCK_COLUMNS", kBlockColumns},
     CODE(MAX_COLUMNS),
     CODE(CACHE_BLOCK),
+    CODE(MEMORY_BLOCK),
     CODE(STATUS_DONE),
     CODE(STATUS_NO_MEMORY),
     CODE(STATUS_BAD_GATES),

@@ -235,9 +235,10 @@ GSA_API uint64_t gsa_read(const void* const* parts, const int64_t* bytes, int64_
 /* Decoding: a token for each of a few sequences, through all layers of a model.
 
    What lies between the products of a layer are its features: a row of numbers for each token, in which every part of
-   the layer has a place, which is where its numbers begin. A place of -1 is none. Places are multiples of 16 numbers
-   apart, and so is everything that is marked with a 16 below: rows are that long, and of what is beyond their width
-   nothing is used.
+   the layer has a place, which is where its numbers begin. A place of -1 is none. What is marked with a 16 below is
+   padded to a multiple of 16 numbers, and so is the room for each product's results; of what is beyond a width nothing
+   is used. Memories, marked with B, lie in blocks of GSA_MEMORY_BLOCK columns one after another, the last of which may
+   be narrower: [n, 40 B] is [n, 32] followed by [n, 16].
 
    Letters as above; D is the width of the model, E and S the channels of a scan and the states of each. */
 
@@ -254,6 +255,8 @@ enum {
 enum { GSA_GATE_NONE, GSA_GATE_FORGET, GSA_GATE_WRITE };
 enum { GSA_MEMORY_SLOTS, GSA_MEMORY_LINEAR, GSA_MEMORY_SCAN, GSA_MEMORY_CACHE };
 enum { GSA_NORM_NONE, GSA_NORM_FULL, GSA_NORM_HEADS };
+
+#define GSA_MEMORY_BLOCK 32
 
 /* A causal convolution over the last `size` tokens, of the first `channels` C of a product's results, each by itself;
    then a function. size = 0: none. */
@@ -304,8 +307,8 @@ typedef struct {
 typedef struct {
     int64_t decay, write;                         /* places */
     const float *constant_decay, *constant_write; /* or null */
-    float *keys, *values;                         /* slots: [states, H, K, M16], [states, H, M, V16]; linear:
-                                                     values [states, H, K, V16]; changed in place */
+    float *keys, *values;                         /* slots: [states, H, K, M B], [states, H, M, V B]; linear:
+                                                     values [states, H, K, V B]; changed in place */
     int32_t slots, readout, own;
 } GsaMemory;
 
@@ -322,8 +325,8 @@ typedef struct {
 /* SCAN: h = exp(dt A) h + dt u B, then (h C + u skip) * gate to y; behind the layer's last product, which makes dt. */
 typedef struct {
     int64_t u, dt, B, C, gate, y; /* places of [E], [E], [S], [S], [E], [E] */
-    const float *A, *skip;        /* [S, E16], [E16] */
-    float* memory;                /* [states, S, E16], changed in place */
+    const float *A, *skip;        /* [S, E B], [E16] */
+    float* memory;                /* [states, S, E B], changed in place */
     int32_t channels, states;
 } GsaScan;
 

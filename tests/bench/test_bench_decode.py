@@ -6,9 +6,10 @@ import sys
 import pytest
 import torch
 
-from gsa.bench import accuracy, decode_loss, decode_model, rivals
+from gsa.bench import accuracy, decode_loss, decode_mixers, decode_model, rivals
 from gsa.bench.decode_tables import tables
 from gsa.cli import main
+from gsa.errors import GSAError
 from gsa.infer import Model
 from gsa.models import ModelConfig
 from gsa.ops.native import library
@@ -37,7 +38,7 @@ def test_report(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
     monkeypatch.setattr("gsa.bench.memory.measured_alone", lambda task, setting: {"peak": 5e6, "seconds": 1.0})
     race = __import__("gsa.bench.timing", fromlist=["race"]).race
     monkeypatch.setattr("gsa.bench.timing.race", lambda contenders, seconds, rounds=2: race(contenders, 0.0, 2))
-    main(["bench", "decode", "--quick", "--json", "--threads", "1"])
+    main(["bench", "decode", "--quick", "--json", "--threads", "1", "--mixers", "mamba,attention"])
     report = json.loads(capsys.readouterr().out)
     assert report["threads"] == 1
     for name, row in report["weights"].items():
@@ -52,9 +53,26 @@ def test_report(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
     assert at["state_bytes"] == {"near": constant, "far": constant}
     assert at["ratio"] == pytest.approx(at["far_tokens_per_second"] / at["near_tokens_per_second"])
     assert all(rivals.TRANSFORMERS in row for row in report["rivals"].values())
+    assert [(row["mixer"], row["context"]) for row in report["mixers"][::2]] == [("mamba", None), ("attention", 128)]
+    for row in report["mixers"]:
+        assert row["share"] == pytest.approx(row["tokens_per_second"] / row["bound"])
     shown = printed(*tables(report))
+    assert "Mixers in the same shape" in shown
     assert "loss gsa-tiny" in shown
     assert "of 20 requests to gsa-tiny, 16 at a time, 20 gave the tokens they give alone" in shown
+
+
+def test_mixers_have_the_shape_of_the_model() -> None:
+    plain = decode_model.shape()
+    for name in decode_mixers.mixers_of("all"):
+        config = decode_mixers.shape_of(name, quick=False)
+        assert (config.mixer, config.hidden_size, config.vocab_size) == (name, plain.hidden_size, plain.vocab_size)
+        assert config.num_hidden_layers == (60 if name == "mamba" else 30)
+        assert config.num_key_value_heads == (None if name in ("mamba", "hgrn2") else 3)
+    assert decode_mixers.mixers_of("none") == []
+    assert decode_mixers.mixers_of("gla, abc") == ["gla", "abc"]
+    with pytest.raises(GSAError, match=r"bench: unknown mixer 'mamb' \(did you mean 'mamba'\?\)"):
+        decode_mixers.mixers_of("gla,mamb")
 
 
 @needs_native

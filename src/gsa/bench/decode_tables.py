@@ -9,8 +9,9 @@ from gsa.table import Column, Table, text_columns
 
 
 def tables(report: dict[str, Any]) -> list[Table]:
-    """Formats of the weights, their speed, and others beside us."""
-    return [weights_table(report), speed_table(report), rivals_table(report)]
+    """Formats of the weights, their speed, other mixers, and others beside us."""
+    mixers = [mixers_table(report)] if report["mixers"] else []
+    return [weights_table(report), speed_table(report), *mixers, rivals_table(report)]
 
 
 def _size(report: dict[str, Any]) -> str:
@@ -48,6 +49,20 @@ def speed_table(report: dict[str, Any]) -> Table:
         Column("batch of 16", "batch_tokens_per_second", "{:.0f}"),
     ]
     return Table("Decoding", columns, [{"weights": name, **row} for name, row in report["weights"].items()])
+
+
+def mixers_table(report: dict[str, Any]) -> Table:
+    """Tokens a second of every mixer in the same shape, beside what the kernels and the memory allow."""
+    columns = [
+        Column("mixer", "mixer", left=True),
+        Column("weights", "weights", left=True),
+        Column("context", "context", "{:,}"),
+        Column("tokens/s", "tokens_per_second", "{:.0f}"),
+        Column("bound", "bound", "{:.0f}"),
+        Column("share", "share", "{:.0%}"),
+    ]
+    note = "bound, with a context: the kernels on all matrices, and the reading of a cache of so many tokens"
+    return Table("Mixers in the same shape", columns, report["mixers"], [note])
 
 
 def rivals_table(report: dict[str, Any]) -> Table:

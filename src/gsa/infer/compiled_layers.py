@@ -93,7 +93,9 @@ def _heads(layer: Layer, heads: int, queries: int, key_width: int, value_width: 
     h.o = layer.place(heads * queries * value_width)
 
 
-def _output(layer: Layer, mixer: Mixer, o: int, *, gate: int = NOWHERE, norm: str = "none", function: str = "none") -> None:
+def _output(
+    layer: Layer, mixer: Mixer, o: int, *, gate: int = NOWHERE, norm: str = "none", function: str = "none"
+) -> None:
     output = layer.block.output
     output.matrix, output.o, output.gate = packed_weight(mixer.o_proj).matrix(), o, gate
     output.norm_kind, output.function = NORM_CODES[norm], function_code(function)
@@ -104,11 +106,11 @@ def _output(layer: Layer, mixer: Mixer, o: int, *, gate: int = NOWHERE, norm: st
 def _head_mixer(layer: Layer, mixer: HeadMixer, values: str = "none", function: str = "none") -> None:
     """Projections, convolutions, feature maps and output, which all mixers of this class have."""
     options, h = mixer.options, layer.block.heads
-    functions = {"q": mixer.feature_map.activation, "k": mixer.feature_map.activation, "v": values}
-    if mixer.feature_map.layer is not None:  # then the function comes behind its matrix
-        functions["q"] = functions["k"] = "none"
+    feature: Any = mixer.feature_map.activation
+    if mixer.feature_map.layer is not None:  # then the function, relu, comes behind its matrix
+        feature = "none"
         h.map = layer.rows("feature_map", mixer.feature_map.layer.weight.t())
-    for name, own in functions.items():
+    for name, own in (("q", feature), ("k", feature), ("v", values)):
         convolution = layer.convolution_of(mixer, name)
         setattr(h, name, layer.product(getattr(mixer, f"{name}_proj"), function=own, convolution=convolution))
     gate = layer.product(mixer.g_proj, function="swish") if options.output_gate else NOWHERE
@@ -122,8 +124,8 @@ def _slots(layer: Layer, options: Any, readout: str = "softmax") -> None:
     layer.block.kind, memory = MEMORY_CODES["slots"], layer.block.memory
     memory.slots, memory.readout = int32("slots", options.num_slots), READOUT_CODES[readout]
     H, K, M = options.kv_heads, options.key_width, options.num_slots
-    layer.keep("k", "keys", (H, K), M)
-    layer.keep("v", "values", (H, M), options.value_width)
+    layer.keep_memory("k", "keys", H, K, M)
+    layer.keep_memory("v", "values", H, M, options.value_width)
 
 
 def _written(layer: Layer, projection: torch.nn.Module, options: Any, clamp: float, normalise: bool) -> None:
@@ -157,7 +159,7 @@ def _bounded_slots(layer: Layer, mixer: BoundedMemoryAttention, shared: Tensor |
 def _linear(layer: Layer, heads: int, key_width: int, value_width: int) -> None:
     """A memory of linear attention."""
     layer.block.kind = MEMORY_CODES["linear"]
-    layer.keep("S", "values", (heads, key_width), value_width)
+    layer.keep_memory("S", "values", heads, key_width, value_width)
 
 
 def _gated_linear(layer: Layer, mixer: GatedLinearAttention, shared: Tensor | None) -> None:
@@ -218,10 +220,10 @@ def _mamba(layer: Layer, mixer: Mamba, shared: Tensor | None) -> None:
     scan.dt = layer.product(mixer.dt_proj, input=low, function="softplus")
     scan.y = layer.place(E)
     scan.channels, scan.states = int32("channels", E), int32("states", S)
-    scan.A = layer.rows("A_log", -torch.exp(mixer.A_log).t())
+    scan.A = layer.matrix("A_log", -torch.exp(mixer.A_log).t())
     scan.skip = layer.rows("D", mixer.D)
     layer.block.kind = MEMORY_CODES["scan"]
-    layer.keep("h", "memory", (S,), E, part="scan", transposed=True)
+    layer.keep_channels("h", S, E)
     _output(layer, mixer, scan.y)
 
 

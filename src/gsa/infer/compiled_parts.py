@@ -23,6 +23,7 @@ from gsa.ops.memory import address
 from gsa.ops.native.structs import (
     FUNCTION_CODES,
     GATE_CODES,
+    MEMORY_BLOCK,
     GsaBlock,
     GsaProduct,
     int32,
@@ -59,11 +60,22 @@ class Kept:
 
     shape: tuple[int, ...]
     """Of one sequence, with widths padded."""
-    view: Callable[[Tensor], Tensor]
-    """What is kept [places, *shape], as the mixer sees it [places, ...]."""
+    views: Callable[[Tensor], list[Tensor]]
+    """What is kept [places, *shape] as the mixer sees it [places, ...], in pieces along its dimension `cut`."""
     bind: Callable[[GsaBlock, Any, int], None]
     """Writes where it begins to a block and its products."""
+    cut: int = -1
     dtype: torch.dtype = torch.float32
+
+
+def blocked(x: Tensor, rows: int, width: int) -> list[Tensor]:
+    """Memories [..., rows * padded width] as matrices [..., rows, columns], one for each block of columns."""
+    views, room = [], padded(width)
+    for first in range(0, room, MEMORY_BLOCK):
+        columns = min(MEMORY_BLOCK, room - first)
+        block = x[..., first * rows : (first + columns) * rows].unflatten(-1, (rows, columns))
+        views.append(block[..., : width - first])
+    return views
 
 
 class Parts:
@@ -95,6 +107,14 @@ class Parts:
         """The same for a copy in fp32 whose last dimension is padded; what comes behind may be read and is not used."""
         wide = F.pad(x.detach().float(), (0, padded(x.shape[-1]) - x.shape[-1]))
         return self.numbers(name, F.pad(wide.flatten(), (0, PADDING)))
+
+    def matrix(self, name: str, x: Tensor) -> int:
+        """The same for a matrix [n, width], in blocks as memories are."""
+        n, width = x.shape
+        copy = torch.zeros(n * padded(width), dtype=torch.float32, device="cpu")
+        for view, piece in zip(blocked(copy, n, width), x.detach().split(MEMORY_BLOCK, 1), strict=True):
+            view.copy_(piece)
+        return self.numbers(name, copy)
 
     def product(
         self,
@@ -139,9 +159,11 @@ class Parts:
         def bind(block: GsaBlock, products: Any, where: int) -> None:
             products[number].convolution.past = where
 
-        self.kept[name] = Kept((layer.size - 1, padded(C)), lambda x: x[..., :C], bind)
+        self.kept[name] = Kept((layer.size - 1, padded(C)), lambda x: [x[..., :C]], bind)
 
-    def forget_gate(self, width: int, temperature: float, *, write: bool, bounds: Tensor | None = None) -> dict[str, Any]:
+    def forget_gate(
+        self, width: int, temperature: float, *, write: bool, bounds: Tensor | None = None
+    ) -> dict[str, Any]:
         """A gate of logits [N] in the place of which decays come; 1 - decay has a place of its own if it is wanted."""
         gate: dict[str, Any] = {"kind": GATE_CODES["forget"], "temperature": temperature}
         if write:
@@ -157,10 +179,10 @@ class Parts:
         def bind(block: GsaBlock, products: Any, where: int) -> None:
             products[number].gate.log_z = where
 
-        def view(x: Tensor) -> Tensor:
-            return x[:, :N].unflatten(1, (heads, slots))
+        def views(x: Tensor) -> list[Tensor]:
+            return [x[:, :N].unflatten(1, (heads, slots))]
 
-        self.kept["log_z"] = Kept((padded(N),), view, bind, torch.float64)
+        self.kept["log_z"] = Kept((padded(N),), views, bind, dtype=torch.float64)
         kind, place = GATE_CODES["write"], self.place(N)
         return {"kind": kind, "clamp": clamp, "normalise": int(normalise), "write": place}
 
@@ -175,18 +197,24 @@ class Parts:
         if write is not None:
             memory.constant_write = self.rows("write", write.flatten())
 
-    def keep(
-        self, name: str, field: str, shape: tuple[int, ...], width: int, part: str = "memory", transposed: bool = False
-    ) -> None:
-        """A tensor of the state [places, *shape, width], which the mixer may see with its last two turned around."""
-
-        def view(x: Tensor) -> Tensor:
-            return x[..., :width].transpose(1, 2) if transposed else x[..., :width]
+    def keep_memory(self, name: str, field: str, heads: int, rows: int, width: int) -> None:
+        """A memory [heads, rows, width]."""
 
         def bind(block: GsaBlock, products: Any, where: int) -> None:
-            setattr(getattr(block, part), field, where)
+            setattr(block.memory, field, where)
 
-        self.kept[name] = Kept((*shape, padded(width)), view, bind)
+        self.kept[name] = Kept((heads, rows * padded(width)), lambda x: blocked(x, rows, width), bind)
+
+    def keep_channels(self, name: str, states: int, channels: int) -> None:
+        """The memory [channels, states] of a scan, which lies the other way round."""
+
+        def bind(block: GsaBlock, products: Any, where: int) -> None:
+            block.scan.memory = where
+
+        def views(x: Tensor) -> list[Tensor]:
+            return [part.mT for part in blocked(x, states, channels)]
+
+        self.kept[name] = Kept((states * padded(channels),), views, bind, cut=-2)
 
     def count_positions(self) -> None:
         """The layer counts the tokens of each sequence."""
@@ -194,7 +222,7 @@ class Parts:
         def bind(block: GsaBlock, products: Any, where: int) -> None:
             block.heads.positions = where
 
-        self.kept["position"] = Kept((), lambda x: x, bind, torch.int64)
+        self.kept["position"] = Kept((), lambda x: [x], bind, dtype=torch.int64)
 
     def convolution_of(self, mixer: Mixer, name: str) -> tuple[str, ShortConvolution] | None:
         """The convolution behind a projection, if there is one."""

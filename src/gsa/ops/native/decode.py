@@ -6,7 +6,6 @@ import ctypes
 from collections.abc import Sequence
 from ctypes import POINTER, c_int, c_int64, c_void_p
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor

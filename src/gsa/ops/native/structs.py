@@ -36,6 +36,8 @@ COMPUTE_CODES = {"bf16": 0, "int8": 1, "bf16-portable": 2, "int8-portable": 3}
 """What products with many columns are computed in; the portable ones without the processor's units, for tests."""
 CACHE_BLOCK = 128
 """Positions in a block of an attention's cache."""
+MEMORY_BLOCK = 32
+"""Columns in a block of a memory of constant size."""
 FUNCTION_CODES = {
     "none": 0,
     "swish": 1,
@@ -298,6 +300,7 @@ def expected() -> dict[str, int]:
         "BLOCK_COLUMNS": BLOCK_COLUMNS,
         "MAX_COLUMNS": MAX_COLUMNS,
         "CACHE_BLOCK": CACHE_BLOCK,
+        "MEMORY_BLOCK": MEMORY_BLOCK,
     }
     for struct in STRUCTURES:
         numbers[struct.__name__] = sizeof(struct)

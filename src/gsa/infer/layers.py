@@ -20,7 +20,7 @@ from gsa.mixers.activations import FeatureMap
 from gsa.mixers.norm import RMSNorm
 from gsa.models.backbone import SwiGLU
 from gsa.ops.linear import MAX_COLUMNS, matvec
-from gsa.ops.matmul import matmul
+from gsa.ops.matmul import matmul, rms_norm
 from gsa.ops.weights import DENSE, PackedWeight, pack
 
 
@@ -88,6 +88,17 @@ class InferenceLinear(nn.Module):
         return f"{self.packed_weight.K}, {self.packed_weight.N}, {self.packed_weight.format}, {self.compute}"
 
 
+class InferenceNorm(RMSNorm):
+    """An RMS norm over many tokens by the native engine; it takes another's weight over."""
+
+    def __init__(self, norm: RMSNorm):
+        nn.Module.__init__(self)
+        self.eps, self.weight = norm.eps, norm.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight, self.eps) if x.numel() > MAX_COLUMNS * x.shape[-1] else super().forward(x)
+
+
 class InferenceSwiGLU(SwiGLU):
     """An MLP over inference layers. For many tokens, norm, activation and residual are part of its two products."""
 
@@ -144,6 +155,10 @@ def use_inference_layers(lm: Any, format: str, compute: str) -> list[PackedWeigh
         layer = lm.get_submodule(name)
         weights.append(pack(layer.weight, format))
         lm.set_submodule(name, InferenceLinear(weights[-1], layer.bias, unpacker, compute))
+    if compute != "fp32":
+        norms = [name for name, layer in lm.named_modules() if isinstance(layer, RMSNorm)]
+        for name in norms:
+            lm.set_submodule(name, InferenceNorm(lm.get_submodule(name)))
     for block in lm.model.layers:
         if block.mlp is not None:
             block.mlp = InferenceSwiGLU(block.mlp)

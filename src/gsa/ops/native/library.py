@@ -42,6 +42,7 @@ _FUNCTIONS = (
     "gsa_matvec",
     "gsa_has_unit",
     "gsa_matmul",
+    "gsa_rms_norm",
     "gsa_products",
     "gsa_decode",
     "gsa_unpack",

@@ -19,10 +19,12 @@ if TYPE_CHECKING:
 
 
 @lru_cache(None)
-def _functions() -> tuple[Any, Any]:
+def _functions() -> tuple[Any, Any, Any]:
     integer, pointer, size = ctypes.c_int, ctypes.c_void_p, ctypes.c_int64
     arguments = [pointer, size, integer, pointer, pointer, ctypes.c_float, size, integer, pointer, pointer, integer]
-    return declare("gsa_has_unit", integer), declare("gsa_matmul", *arguments)
+    norm = declare("gsa_rms_norm", pointer, pointer, ctypes.c_float, size, size, pointer, integer)
+    norm.restype = None
+    return declare("gsa_has_unit", integer), declare("gsa_matmul", *arguments), norm
 
 
 def has_unit(compute: str) -> bool:
@@ -59,3 +61,11 @@ def matmul(
         torch.get_num_threads(),
     )
     check_memory(code, "matmul")
+
+
+def rms_norm(x: Tensor, weight: Tensor, epsilon: float, y: Tensor) -> None:
+    """Fills y [..., width] with the rows of x over the roots of their mean squares, times a weight [width]."""
+    width = x.shape[-1]
+    places = (address(f"rms_norm: {name}", tensor) for name, tensor in (("x", x), ("weight", weight)))
+    rows = x.numel() // width
+    _functions()[2](*places, epsilon, rows, width, address("rms_norm: y", y), torch.get_num_threads())

@@ -48,9 +48,11 @@ template <int C>
 GSA_INLINE void finish_rows(const Matrix& m, int first, const Floats (&sums)[C][L], const float* residual, float* y,
                             int64_t stride, int64_t row) {
     const int rows = m.N - row < kBlockRows ? static_cast<int>(m.N - row) : kBlockRows;
-    for (int c = 0; c < C; c++) {
+#pragma GCC unroll 8
+    for (int c = 0; c < C; c++) {  // unrolled, or the sums would have to lie in memory all along
         const int64_t offset = (first + c) * stride + row;
         if (rows == kBlockRows) {
+#pragma GCC unroll 4
             for (int l = 0; l < L; l++) {
                 const int64_t place = offset + W * l;
                 store(y + place, residual == nullptr ? sums[c][l] : sums[c][l] + load(residual + place));
@@ -58,6 +60,7 @@ GSA_INLINE void finish_rows(const Matrix& m, int first, const Floats (&sums)[C][
             continue;
         }
         float out[kBlockRows];
+#pragma GCC unroll 4
         for (int l = 0; l < L; l++) store(out + W * l, sums[c][l]);
         for (int r = 0; r < rows; r++) y[offset + r] = residual == nullptr ? out[r] : out[r] + residual[offset + r];
     }

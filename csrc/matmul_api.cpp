@@ -150,6 +150,18 @@ void normalise(void* context, int, int) {
     }
 }
 
+struct Exercise {
+    const MatmulKernels& kernels;
+    int compute;
+    int64_t rounds;
+    std::atomic<int64_t> done{0};
+};
+
+void exercise(void* context, int, int) {
+    Exercise& job = *static_cast<Exercise*>(context);
+    job.done.fetch_add(job.kernels.exercise(job.compute, job.rounds));
+}
+
 int64_t tiles_of(const Matmul& matmul) { return matmul.tile_count(); }
 int64_t panels_of(const Matmul& matmul) { return matmul.panels; }
 
@@ -157,6 +169,12 @@ int64_t panels_of(const Matmul& matmul) { return matmul.panels; }
 }  // namespace gsa
 
 extern "C" int gsa_has_unit(int compute) { return gsa::isa().matmul->has_unit(compute); }
+
+extern "C" int64_t gsa_exercise(int compute, int64_t rounds, int threads) {
+    gsa::Exercise job{*gsa::isa().matmul, compute, rounds};
+    gsa::as_team(threads, gsa::exercise, &job);
+    return job.done.load();
+}
 
 extern "C" int gsa_matmul(const GsaMatrix* const* matrices, int64_t number, int input, const float* x,
                           const float* norm, float epsilon, int64_t count, int compute, const float* residual, float* y,

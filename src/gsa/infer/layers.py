@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Lock
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -102,10 +102,6 @@ class InferenceNorm(RMSNorm):
 class InferenceSwiGLU(SwiGLU):
     """An MLP over inference layers. For many tokens, norm, activation and residual are part of its two products."""
 
-    gate_proj: InferenceLinear
-    up_proj: InferenceLinear
-    down_proj: InferenceLinear
-
     def __init__(self, mlp: SwiGLU):
         nn.Module.__init__(self)  # it takes the layers over
         for name, layer in mlp.named_children():
@@ -113,12 +109,12 @@ class InferenceSwiGLU(SwiGLU):
             self.add_module(name, layer)
 
     def add_to(self, x: Tensor, norm: RMSNorm) -> Tensor:
-        if not self.gate_proj.has_matmul(x):
+        gate, up, down = (cast(InferenceLinear, layer) for layer in (self.gate_proj, self.up_proj, self.down_proj))
+        if not gate.has_matmul(x):
             return super().add_to(x, norm)
-        gate, up, down = (layer.packed_weight for layer in (self.gate_proj, self.up_proj, self.down_proj))
-        compute = self.gate_proj.compute
-        inner = matmul([gate, up], x, compute=compute, norm=(norm.weight, norm.eps))
-        return matmul(down, inner, compute=compute, swiglu=True, residual=x)
+        both, compute = [gate.packed_weight, up.packed_weight], gate.compute
+        inner = matmul(both, x, compute=compute, norm=(norm.weight, norm.eps))
+        return matmul(down.packed_weight, inner, compute=compute, swiglu=True, residual=x)
 
 
 class InferenceEmbedding(nn.Module):

@@ -41,6 +41,7 @@ _FUNCTIONS = (
     "gsa_selective_scan",
     "gsa_matvec",
     "gsa_has_unit",
+    "gsa_exercise",
     "gsa_matmul",
     "gsa_rms_norm",
     "gsa_products",

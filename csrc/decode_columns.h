@@ -30,8 +30,7 @@ struct ColumnRoom {
         columns.words_per_quad = words_per_quad;
         columns.x = arena.take<float>(count * blocks * kBlockColumns);
         columns.group_sum = arena.take<float>(count * groups);
-        columns.words = arena.take<int32_t>(count * blocks * (kBlockColumns / 4) * words_per_quad);
-        columns.block_scale = arena.take<float>(words_per_quad == 0 ? 0 : count * blocks);
+        columns.words = arena.take<int32_t>(words_per_quad == 0 ? 0 : count * blocks * block_words(words_per_quad));
         return columns;
     }
 };
@@ -42,8 +41,7 @@ GSA_INLINE Columns column_range(const Matrix& m, const Columns& all, int from, i
     part.count = to - from;
     part.x += from * all.stride;
     part.group_sum += from * m.groups;
-    part.words += from * m.blocks * (kBlockColumns / 4) * all.words_per_quad;
-    part.block_scale += from * m.blocks;
+    part.words += from * m.blocks * block_words(all.words_per_quad);
     return part;
 }
 

@@ -16,10 +16,10 @@ typedef void (*MultiplyRows)(const Matrix&, const Columns&, int first, const flo
 template <int Bits, int C>
 MultiplyRows choose_quantised(int words_per_quad) {
 #if defined(__AVX512F__)
-    if (words_per_quad == NativeDot::words) return multiply_quantised<Bits, C, IntegerBlock<Bits, C, NativeDot>>;
+    if (words_per_quad == NativeDot::words) return multiply_integers<Bits, C, NativeDot>;
 #endif
-    if (words_per_quad == PortableDot::words) return multiply_quantised<Bits, C, IntegerBlock<Bits, C, PortableDot>>;
-    return multiply_quantised<Bits, C, RealBlock<Bits, C>>;
+    if (words_per_quad == PortableDot::words) return multiply_integers<Bits, C, PortableDot>;
+    return multiply_real<Bits, C>;
 }
 
 template <int C>
@@ -39,8 +39,8 @@ constexpr int kManyColumns = 2 * kColumns;
 MultiplyRows choose_many(int format, int words_per_quad) {
 #if defined(__AVX512F__)
     if (words_per_quad == NativeDot::words)
-        return format == GSA_WEIGHT_INT8 ? choose_quantised<8, kManyColumns>(words_per_quad)
-                                         : choose_quantised<4, kManyColumns>(words_per_quad);
+        return format == GSA_WEIGHT_INT8 ? multiply_integers<8, kManyColumns, NativeDot>
+                                         : multiply_integers<4, kManyColumns, NativeDot>;
 #else
     (void)format, (void)words_per_quad;
 #endif

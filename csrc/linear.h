@@ -50,23 +50,25 @@ struct Input {
     float epsilon;
 };
 
-// Activations as the kernels read them, all in memory of the caller. Those in int8 are integers times a scale per
-// block.
+// Activations as the kernels read them, all in memory of the caller.
 struct Columns {
     int count;
     int64_t stride;    // between columns of x: at least K
     float* x;          // [count, stride]
-    float* group_sum;  // [count, groups] of the activations
-    int32_t* words;    // [count, blocks, 8, words_per_quad]: each 32 activations of a block as eight fours of integers
-    float* block_scale;  // [count, blocks]
+    float* group_sum;  // [count, groups] of the activations in fp32
+    // [count, blocks, block_words]: each 32 activations of a block as eight fours of integers, then the scale of these
+    // integers (the bits of a float), then minus their sum (as int16, with zeros above it).
+    int32_t* words;
     int words_per_quad;  // 0: fp32 is used; 1: four int8; 2: (0, 2) and (1, 3) as int16
 };
+
+static constexpr int block_words(int words_per_quad) { return kBlockColumns / 4 * words_per_quad + 2; }
 
 struct LinearKernels {
     // x [count, stride] from the input: copied, normalised or gated, and filled up with zeros from K on.
     void (*read_input)(const Input& input, int64_t K, int64_t stride, int count, float* x);
     // Changes columns.x in place to what the kernel for this format of weights reads, and fills group_sum; or fills
-    // words, block_scale and group_sum, with integers.
+    // words.
     void (*arrange)(const Matrix& matrix, const Columns& columns);
     void (*quantise)(const Matrix& matrix, const Columns& columns);
     int (*words_per_quad)(bool portable);

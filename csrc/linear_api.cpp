@@ -64,15 +64,13 @@ bool prepare(const LinearKernels& kernels, const Matrix& m, const Input& input, 
     Offsets offsets;
     const size_t x = offsets.add(count * columns.stride * sizeof(float));
     const size_t group_sum = offsets.add(count * m.groups * sizeof(float));
-    const size_t words = offsets.add(per_block * (kBlockColumns / 4) * columns.words_per_quad * sizeof(int32_t));
-    const size_t block_scale = offsets.add(per_block * sizeof(float));
+    const size_t words = offsets.add(per_block * block_words(columns.words_per_quad) * sizeof(int32_t));
     char* space = memory.get(offsets.used);
     if (space == nullptr) return false;
     kernels.read_input(input, m.K, columns.stride, columns.count, reinterpret_cast<float*>(space + x));
     columns.x = reinterpret_cast<float*>(space + x);
     columns.group_sum = reinterpret_cast<float*>(space + group_sum);
     columns.words = reinterpret_cast<int32_t*>(space + words);
-    columns.block_scale = reinterpret_cast<float*>(space + block_scale);
     if (integers) {
         kernels.quantise(m, columns);
     } else {

@@ -10,6 +10,20 @@ namespace {
 
 constexpr int L = kBlockRows / W;  // vectors per row of a block
 
+// Products of pairs of int16 in each lane of a with those in b, added up.
+GSA_INLINE Ints add_pairs_of(Ints a, int32_t b) {
+    const Ints other = b - Ints{};
+#if defined(__AVX512F__)
+    return (Ints)_mm512_madd_epi16((__m512i)a, (__m512i)other);
+#elif defined(__AVX2__)
+    return (Ints)_mm256_madd_epi16((__m256i)a, (__m256i)other);
+#elif GSA_X86
+    return (Ints)_mm_madd_epi16((__m128i)a, (__m128i)other);
+#else
+    return ((a << 16) >> 16) * ((other << 16) >> 16) + (a >> 16) * (other >> 16);
+#endif
+}
+
 #if defined(__AVX512F__)
 // Adds four products of bytes (unsigned times signed) to each lane. Not every machine with AVX-512 has the instruction,
 // so the compiler may not be told of it; see dot_is_native.
@@ -27,20 +41,7 @@ struct PortableDot {
     static constexpr int words = 2;
     GSA_INLINE Ints add(Ints sums, Ints bytes, const int32_t* x) {
         const Ints even = bytes & 0x00ff00ff, odd = (bytes >> 8) & 0x00ff00ff;
-        return sums + pairs(even, x[0]) + pairs(odd, x[1]);
-    }
-
-    GSA_INLINE Ints pairs(Ints a, int32_t b) {
-        const Ints other = b - Ints{};
-#if defined(__AVX512F__)
-        return (Ints)_mm512_madd_epi16((__m512i)a, (__m512i)other);
-#elif defined(__AVX2__)
-        return (Ints)_mm256_madd_epi16((__m256i)a, (__m256i)other);
-#elif GSA_X86
-        return (Ints)_mm_madd_epi16((__m128i)a, (__m128i)other);
-#else
-        return (a & 0xffff) * ((other << 16) >> 16) + (a >> 16) * (other >> 16);
-#endif
+        return sums + add_pairs_of(even, x[0]) + add_pairs_of(odd, x[1]);
     }
 };
 

@@ -68,14 +68,14 @@ void multiply_dense(const Matrix& m, const Columns& columns, int first, const fl
                     int64_t row) {
     const float* x = columns.x + first * columns.stride;
     const int64_t end = row + kBlockRows < m.N ? row + kBlockRows : m.N;
+    const Share share = share_of(R * m.K * static_cast<int64_t>(sizeof(Weight)), columns, first, C);
     for (; row < end; row += 4) {
         const Weight* w = static_cast<const Weight*>(m.weight) + row * m.K;
         const int rows = end - row < 4 ? static_cast<int>(end - row) : 4;
         Floats sums[4][C] = {};
         int r = 0;
         for (; r + R <= rows; r += R) {
-            prefetch_share<C>(w + (kBlockRows + r) * m.K, R * m.K * static_cast<int64_t>(sizeof(Weight)), columns,
-                              first);
+            prefetch(w + (kBlockRows + r) * m.K, share);
             multiply_rows<Weight, R, C>(w + r * m.K, x, columns.stride, m.K, sums + r);
         }
         for (; r < rows; r++) multiply_rows<Weight, 1, C>(w + r * m.K, x, columns.stride, m.K, sums + r);

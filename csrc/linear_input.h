@@ -10,6 +10,17 @@ namespace gsa {
 namespace GSA_ISA {
 namespace {
 
+// The largest lane; a NaN may be passed over.
+template <int D = W / 2>
+GSA_INLINE float largest(Floats v) {
+    if constexpr (D == 0)
+        return v[0];
+    else {
+        const Floats other = shuffle<float, Rotate<W, D>>(v, v);
+        return largest<D / 2>(v > other ? v : other);
+    }
+}
+
 // Columns at a time: as many as leave the sums in registers.
 #if GSA_VECTOR_BYTES == 64
 constexpr int kColumns = 4;
@@ -17,15 +28,20 @@ constexpr int kColumns = 4;
 constexpr int kColumns = 2;
 #endif
 
-// Fetches the share that C of the columns have in some weights that come next, so that they arrive while these columns
-// are computed. One column alone is all reading, and reads straight ahead anyway.
-template <int C>
-GSA_INLINE void prefetch_share(const void* weights, int64_t bytes, const Columns& columns, int first) {
-    if (columns.count == 1) return;
+// The share that some of the columns have in fetching bytes that come next, so that they arrive while these columns are
+// computed. One column alone is all reading, and reads straight ahead anyway.
+struct Share {
+    int64_t begin, end;
+};
+
+GSA_INLINE Share share_of(int64_t bytes, const Columns& columns, int first, int some) {
+    if (columns.count == 1) return {0, 0};
+    return {(bytes * first / columns.count + 63) / 64 * 64, bytes * (first + some) / columns.count};
+}
+
+GSA_INLINE void prefetch(const void* weights, const Share& share) {
     const char* p = static_cast<const char*>(weights);
-    const int64_t end = bytes * (first + C) / columns.count;
-    for (int64_t offset = (bytes * first / columns.count + 63) / 64 * 64; offset < end; offset += 64)
-        __builtin_prefetch(p + offset, 0, 2);
+    for (int64_t offset = share.begin; offset < share.end; offset += 64) __builtin_prefetch(p + offset, 0, 2);
 }
 
 // out [K] = x / sqrt(mean(x^2) + epsilon) * weight, all [K].
@@ -116,8 +132,9 @@ void arrange(const Matrix& m, const Columns& columns) {
     }
 }
 
-// One block x [32]: its integers q [32], and their scale. What is not finite makes the scale NaN, and so every result.
-float quantise_block(const float* x, int32_t (&q)[kBlockColumns]) {
+// One block x [32]: its integers q [32], whose scale is returned. What is not finite makes the scale NaN, and so every
+// result.
+GSA_INLINE float quantise_block(const float* x, int32_t (&q)[kBlockColumns]) {
     constexpr float round = 0x1.8p23f;  // added and taken away again, it rounds to nearest, ties to even
     constexpr int32_t round_bits = 0x4b400000;
     Floats most{}, poison{};
@@ -126,24 +143,17 @@ float quantise_block(const float* x, int32_t (&q)[kBlockColumns]) {
         most = magnitude > most ? magnitude : most;
         poison += v * 0.0f;
     }
-    float highest = 0, not_finite = 0;
-    for (int i = 0; i < W; i++) {
-        highest = most[i] > highest ? most[i] : highest;
-        not_finite += poison[i];
-    }
+    const float highest = largest(most), not_finite = sum<float>(poison);
     const float inverse = highest > 1e-30f ? 127.0f / highest : 0.0f;
     for (int k = 0; k < kBlockColumns; k += W) {
-        const Floats shifted = load(x + k) * inverse + round;
-        Ints word;
-        __builtin_memcpy(&word, &shifted, sizeof(word));
-        word -= round_bits;
+        const Ints word = bits<Ints>(load(x + k) * inverse + round) - round_bits;
         __builtin_memcpy(q + k, &word, sizeof(word));
     }
     return highest / 127.0f + not_finite;
 }
 
-// words [8, words_per_quad] from a block's integers q [32].
-void pack_words(const int32_t (&q)[kBlockColumns], int words_per_quad, int32_t* words) {
+// Fours of integers from a block's q [32]; see Columns.
+GSA_INLINE void pack_words(const int32_t (&q)[kBlockColumns], int words_per_quad, int32_t* words) {
     if (words_per_quad == 1) {
         int8_t bytes[kBlockColumns];
         for (int k = 0; k < kBlockColumns; k++) bytes[k] = static_cast<int8_t>(q[k]);
@@ -158,20 +168,22 @@ void pack_words(const int32_t (&q)[kBlockColumns], int words_per_quad, int32_t* 
     }
 }
 
-// words, block_scale and group_sum of all columns.
+// The words of all columns.
 void quantise(const Matrix& m, const Columns& columns) {
+    const int size = block_words(columns.words_per_quad);
     int32_t q[kBlockColumns];
     for (int c = 0; c < columns.count; c++) {
-        float* group_sum = columns.group_sum + c * m.groups;
-        for (int64_t g = 0; g < m.groups; g++) group_sum[g] = 0;
-        for (int64_t b = 0; b < m.blocks; b++) {
-            const int64_t index = c * m.blocks + b;
+        int32_t* words = columns.words + c * m.blocks * size;
+        for (int64_t b = 0; b < m.blocks; b++, words += size) {
             const float scale = quantise_block(columns.x + c * columns.stride + b * kBlockColumns, q);
             int32_t total = 0;
-            for (int k = 0; k < kBlockColumns; k++) total += static_cast<int8_t>(q[k]);
-            pack_words(q, columns.words_per_quad, columns.words + index * (kBlockColumns / 4) * columns.words_per_quad);
-            columns.block_scale[index] = scale;
-            group_sum[b / m.group_blocks] += scale * static_cast<float>(total);
+            for (int k = 0; k < kBlockColumns; k++) {
+                q[k] = static_cast<int8_t>(q[k]);  // of what is not finite, any
+                total += q[k];
+            }
+            pack_words(q, columns.words_per_quad, words);
+            words[size - 2] = bits<int32_t>(scale);
+            words[size - 1] = -total & 0xffff;
         }
     }
 }

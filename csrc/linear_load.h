@@ -61,24 +61,25 @@ GSA_INLINE Floats load_floats(const BFloat16* p) {
     return bits<Floats>(words << 16);
 }
 
-GSA_INLINE Floats load_floats(const uint8_t* p) {
+GSA_INLINE Ints load_bytes(const uint8_t* p) {
 #if defined(__AVX512F__)
-    const Ints words = (Ints)_mm512_maskz_cvtepu8_epi32(0xffff, _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    return (Ints)_mm512_maskz_cvtepu8_epi32(0xffff, _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 #elif defined(__AVX2__)
-    const Ints words = (Ints)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+    return (Ints)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
 #elif GSA_X86
     int32_t four;
     __builtin_memcpy(&four, p, sizeof(four));
     const __m128i none = _mm_setzero_si128();
-    const Ints words = (Ints)_mm_unpacklo_epi16(_mm_unpacklo_epi8(_mm_cvtsi32_si128(four), none), none);
+    return (Ints)_mm_unpacklo_epi16(_mm_unpacklo_epi8(_mm_cvtsi32_si128(four), none), none);
 #else
     typedef uint8_t Bytes __attribute__((vector_size(W)));
     Bytes bytes;
     __builtin_memcpy(&bytes, p, sizeof(bytes));
-    const Ints words = __builtin_convertvector(bytes, Ints);
+    return __builtin_convertvector(bytes, Ints);
 #endif
-    return __builtin_convertvector(words, Floats);
 }
+
+GSA_INLINE Floats load_floats(const uint8_t* p) { return __builtin_convertvector(load_bytes(p), Floats); }
 
 }  // namespace
 }  // namespace GSA_ISA

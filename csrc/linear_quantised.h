@@ -16,8 +16,7 @@ struct RealBlock {
     // a result must not depend on that.
     static constexpr int turns = L >= 4 ? 1 : 4 / L;
 
-    GSA_INLINE void add(const uint8_t* w, const Columns& columns, int first, int64_t block, int64_t,
-                        Floats (&sums)[C][L]) {
+    GSA_INLINE void add(const uint8_t* w, const Columns& columns, int first, int64_t block, Floats (&sums)[C][L]) {
         typedef Format<Bits> F;
         const float* x = columns.x + first * columns.stride + block * kBlockColumns;
         Floats part[turns][C][L] = {};
@@ -44,77 +43,16 @@ struct RealBlock {
     }
 };
 
-// The same with activations in int8.
-template <int Bits, int C, class Dot>
-struct IntegerBlock {
-    GSA_INLINE void add(const uint8_t* w, const Columns& columns, int first, int64_t block, int64_t blocks,
-                        Floats (&sums)[C][L]) {
-        typedef Format<Bits> F;
-        const int32_t* x[C];
-        Ints totals[C][L];
-#pragma GCC unroll 8
-        for (int c = 0; c < C; c++) {
-            const int64_t index = (first + c) * blocks + block;
-            x[c] = columns.words + index * (kBlockColumns / 4) * Dot::words;
-#pragma GCC unroll 4
-            for (int l = 0; l < L; l++) totals[c][l] = Ints{};
-        }
-#pragma GCC unroll 8
-        for (int j = 0; j < F::chunks; j++) {
-#pragma GCC unroll 4
-            for (int l = 0; l < L; l++) {
-                const Ints chunk = load_ints(w + 64 * j + GSA_VECTOR_BYTES * l);
-#pragma GCC unroll 8
-                for (int c = 0; c < C; c++) {
-                    if constexpr (Bits == 8) {
-                        totals[c][l] = Dot::add(totals[c][l], chunk, x[c] + Dot::words * j);
-                    } else {
-                        const int32_t* words = x[c] + 2 * Dot::words * j;
-                        totals[c][l] = Dot::add(totals[c][l], chunk & 0x0f0f0f0f, words);
-                        totals[c][l] = Dot::add(totals[c][l], (chunk >> 4) & 0x0f0f0f0f, words + Dot::words);
-                    }
-                }
-            }
-        }
-#pragma GCC unroll 8
-        for (int c = 0; c < C; c++)
-#pragma GCC unroll 4
-            for (int l = 0; l < L; l++)
-                sums[c][l] +=
-                    __builtin_convertvector(totals[c][l], Floats) * columns.block_scale[(first + c) * blocks + block];
-    }
-};
-
-// The MultiplyRows of linear.cpp for C columns.
-template <int Bits, int C, class Block>
-void multiply_quantised(const Matrix& m, const Columns& columns, int first, const float* residual, float* y,
-                        int64_t stride, int64_t row) {
-    const int64_t row_block = row / kBlockRows;
-    const uint8_t* w = static_cast<const uint8_t*>(m.weight) + row_block * m.blocks * Format<Bits>::bytes;
-    const int64_t group_row = row_block * m.groups;
-    Floats sums[C][L] = {};
-    int64_t block = 0;
-    for (int64_t g = 0; g < m.groups; g++) {
-        const int64_t end = block + m.group_blocks < m.blocks ? block + m.group_blocks : m.blocks;
-        Floats part[C][L] = {};
-        for (; block < end; block++, w += Format<Bits>::bytes) {
-            prefetch_share<C>(w + m.blocks * Format<Bits>::bytes, Format<Bits>::bytes, columns, first);
-            Block::add(w, columns, first, block, m.blocks, part);
-        }
-#pragma GCC unroll 4
-        for (int l = 0; l < L; l++) {
-            const int64_t offset = (group_row + g) * kBlockRows + W * l;
-            const Floats scale = load_floats(reinterpret_cast<const BFloat16*>(m.scale + offset));
-            const Floats zero = load_floats(m.zero + offset);
-#pragma GCC unroll 8
-            for (int c = 0; c < C; c++)
-                sums[c][l] += scale * (part[c][l] - zero * columns.group_sum[(first + c) * m.groups + g]);
-        }
-    }
+// Rows from `row` on of y [count, N] = sums + residual, in C columns from `first` on.
+template <int C>
+GSA_INLINE void finish_rows(const Matrix& m, int first, const Floats (&sums)[C][L], const float* residual, float* y,
+                            int64_t stride, int64_t row) {
     const int rows = m.N - row < kBlockRows ? static_cast<int>(m.N - row) : kBlockRows;
-    for (int c = 0; c < C; c++) {
+#pragma GCC unroll 8
+    for (int c = 0; c < C; c++) {  // unrolled, or the sums would have to lie in memory all along
         const int64_t offset = (first + c) * stride + row;
         if (rows == kBlockRows) {
+#pragma GCC unroll 4
             for (int l = 0; l < L; l++) {
                 const int64_t place = offset + W * l;
                 store(y + place, residual == nullptr ? sums[c][l] : sums[c][l] + load(residual + place));
@@ -122,9 +60,98 @@ void multiply_quantised(const Matrix& m, const Columns& columns, int first, cons
             continue;
         }
         float out[kBlockRows];
+#pragma GCC unroll 4
         for (int l = 0; l < L; l++) store(out + W * l, sums[c][l]);
         for (int r = 0; r < rows; r++) y[offset + r] = residual == nullptr ? out[r] : out[r] + residual[offset + r];
     }
+}
+
+// The MultiplyRows of linear.cpp for C columns in fp32.
+template <int Bits, int C>
+void multiply_real(const Matrix& m, const Columns& columns, int first, const float* residual, float* y, int64_t stride,
+                   int64_t row) {
+    const int64_t row_block = row / kBlockRows;
+    const uint8_t* w = static_cast<const uint8_t*>(m.weight) + row_block * m.blocks * Format<Bits>::bytes;
+    const int64_t group_row = row_block * m.groups;
+    const Share share = share_of(Format<Bits>::bytes, columns, first, C);
+    Floats sums[C][L] = {};
+    int64_t block = 0;
+    for (int64_t g = 0; g < m.groups; g++) {
+        const int64_t end = block + m.group_blocks < m.blocks ? block + m.group_blocks : m.blocks;
+        Floats part[C][L] = {};
+        for (; block < end; block++, w += Format<Bits>::bytes) {
+            prefetch(w + m.blocks * Format<Bits>::bytes, share);
+            RealBlock<Bits, C>::add(w, columns, first, block, part);
+        }
+#pragma GCC unroll 4
+        for (int l = 0; l < L; l++) {
+            const int64_t offset = (group_row + g) * kBlockRows + W * l;
+            const Floats scale = load_floats(reinterpret_cast<const BFloat16*>(m.scale + offset));
+            const Floats zero = load_floats(m.zero + offset);
+#pragma GCC unroll 4
+            for (int c = 0; c < C; c++)
+                sums[c][l] += scale * (part[c][l] - zero * columns.group_sum[(first + c) * m.groups + g]);
+        }
+    }
+    finish_rows<C>(m, first, sums, residual, y, stride, row);
+}
+
+// The same for columns of integers. A block's sum of q * x begins with -zero * (sum of x), so that it ends as that of
+// (q - zero) * x: integers below 2^24, which floats hold exactly.
+template <int Bits, int C, class Dot>
+void multiply_integers(const Matrix& m, const Columns& columns, int first, const float* residual, float* y,
+                       int64_t stride, int64_t row) {
+    typedef Format<Bits> F;
+    constexpr int kWords = block_words(Dot::words), kScale = kWords - 2, kSum = kWords - 1;
+    const int64_t row_block = row / kBlockRows;
+    const uint8_t* w = static_cast<const uint8_t*>(m.weight) + row_block * m.blocks * F::bytes;
+    const uint16_t* scales = m.scale + row_block * m.groups * kBlockRows;
+    const uint8_t* zeros = m.zero + row_block * m.groups * kBlockRows;
+    const Share share = share_of(F::bytes, columns, first, C);
+    const int32_t* x[C];
+    Floats sums[C][L] = {};
+#pragma GCC unroll 8
+    for (int c = 0; c < C; c++) x[c] = columns.words + (first + c) * m.blocks * kWords;
+    int64_t left = m.group_blocks;  // blocks of this group
+    for (int64_t block = 0; block < m.blocks; block++, w += F::bytes) {
+        prefetch(w + m.blocks * F::bytes, share);
+        Ints totals[C][L];
+#pragma GCC unroll 4
+        for (int l = 0; l < L; l++) {
+            const Ints zero = load_bytes(zeros + W * l);
+#pragma GCC unroll 8
+            for (int c = 0; c < C; c++) totals[c][l] = add_pairs_of(zero, x[c][kSum]);
+        }
+#pragma GCC unroll 8
+        for (int j = 0; j < F::chunks; j++) {
+#pragma GCC unroll 4
+            for (int l = 0; l < L; l++) {
+                const Ints chunk = load_ints(w + 64 * j + GSA_VECTOR_BYTES * l);
+                const Ints low = Bits == 8 ? chunk : chunk & 0x0f0f0f0f, high = (chunk >> 4) & 0x0f0f0f0f;
+#pragma GCC unroll 8
+                for (int c = 0; c < C; c++) {
+                    const int32_t* words = x[c] + F::per_chunk / 4 * Dot::words * j;
+                    totals[c][l] = Dot::add(totals[c][l], low, words);
+                    if constexpr (Bits == 4) totals[c][l] = Dot::add(totals[c][l], high, words + Dot::words);
+                }
+            }
+        }
+#pragma GCC unroll 4
+        for (int l = 0; l < L; l++) {
+            const Floats scale = load_floats(reinterpret_cast<const BFloat16*>(scales + W * l));
+#pragma GCC unroll 8
+            for (int c = 0; c < C; c++)
+                sums[c][l] += __builtin_convertvector(totals[c][l], Floats) * bits<float>(x[c][kScale]) * scale;
+        }
+#pragma GCC unroll 8
+        for (int c = 0; c < C; c++) x[c] += kWords;
+        if (--left == 0) {
+            left = m.group_blocks;
+            scales += kBlockRows;
+            zeros += kBlockRows;
+        }
+    }
+    finish_rows<C>(m, first, sums, residual, y, stride, row);
 }
 
 // out [K] = row `row` of W, whose bytes lie four by four, 64 apart.

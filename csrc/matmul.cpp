@@ -93,10 +93,31 @@ bool has_unit(int compute) {
     return compute == GSA_COMPUTE_INT8 && dot_is_native();
 }
 
+int64_t exercise(int compute, int64_t rounds) {
+#if defined(__AVX512F__)
+    constexpr int kSums = 12;
+    const bool integers = compute == GSA_COMPUTE_INT8;
+    Ints sums[kSums] = {}, zeros{};
+    for (int64_t round = 0; round < rounds; round++) {
+#pragma GCC unroll 12
+        for (int i = 0; i < kSums; i++) {
+            if (integers)
+                asm volatile("vpdpbusd %1, %1, %0" : "+v"(sums[i]) : "v"(zeros));
+            else
+                asm volatile("vdpbf16ps %1, %1, %0" : "+v"(sums[i]) : "v"(zeros));
+        }
+    }
+    return rounds * kSums * W * (integers ? 4 : 2);
+#else
+    (void)compute, (void)rounds;
+    return 0;
+#endif
+}
+
 }  // namespace
 
 extern const MatmulKernels matmul_kernels;
-const MatmulKernels matmul_kernels = {has_unit, pack_columns, pack_rows, multiply};
+const MatmulKernels matmul_kernels = {has_unit, exercise, pack_columns, pack_rows, multiply};
 
 }  // namespace GSA_ISA
 }  // namespace gsa

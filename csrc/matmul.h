@@ -25,6 +25,8 @@ struct MatmulKernels {
     // Whether the processor has the unit for products of this kind (GSA_COMPUTE_BF16, GSA_COMPUTE_INT8), and these
     // kernels use it.
     bool (*has_unit)(int compute);
+    // Keeps that unit busy for so many rounds, with numbers that lie in registers; how many multiplications that were.
+    int64_t (*exercise)(int compute, int64_t rounds);
     // tile [pairs, tile_width(count)] from columns x [count, 2 * pairs].
     void (*pack_columns)(const float* x, int count, int64_t pairs, uint32_t* tile);
     // panel [pairs, 32] from the rows of W from `row` on; those behind the last are zero.

@@ -74,9 +74,7 @@ struct Matmul {
         }
         columns.count = static_cast<int>(count);
         columns.words_per_quad = linear.words_per_quad(portable());
-        columns.group_sum = room.take<float>(all * first.groups);
-        columns.words = room.take<int32_t>(all * length / 4 * columns.words_per_quad);
-        columns.block_scale = room.take<float>(all * first.blocks);
+        columns.words = room.take<int32_t>(all * first.blocks * block_words(columns.words_per_quad));
     }
 
     // One tile, by the thread of this rank.
@@ -92,9 +90,7 @@ struct Matmul {
         mine.count = some;
         mine.stride = length;
         mine.x = x;
-        mine.group_sum += begin * first.groups;
-        mine.words += begin * length / 4 * columns.words_per_quad;
-        mine.block_scale += begin * first.blocks;
+        mine.words += begin * first.blocks * block_words(columns.words_per_quad);
         linear.quantise(first, mine);
     }
 
@@ -134,6 +130,38 @@ void work(void* context, int rank, int) {
     for (int64_t i; (i = matmul.next.fetch_add(1, std::memory_order_relaxed)) < end;) (matmul.*part)(i, rank);
 }
 
+struct Norms {
+    const LinearKernels& linear;
+    Input input;
+    int64_t rows, width;
+    float* y;
+    std::atomic<int64_t> next{0};
+};
+
+void normalise(void* context, int, int) {
+    constexpr int kRows = 16;  // at a time
+    Norms& norms = *static_cast<Norms*>(context);
+    for (int64_t begin; (begin = norms.next.fetch_add(kRows, std::memory_order_relaxed)) < norms.rows;) {
+        const int64_t rest = norms.rows - begin;
+        Input input = norms.input;
+        input.x += begin * norms.width;
+        norms.linear.read_input(input, norms.width, norms.width, rest < kRows ? static_cast<int>(rest) : kRows,
+                                norms.y + begin * norms.width);
+    }
+}
+
+struct Exercise {
+    const MatmulKernels& kernels;
+    int compute;
+    int64_t rounds;
+    std::atomic<int64_t> done{0};
+};
+
+void exercise(void* context, int, int) {
+    Exercise& job = *static_cast<Exercise*>(context);
+    job.done.fetch_add(job.kernels.exercise(job.compute, job.rounds));
+}
+
 int64_t tiles_of(const Matmul& matmul) { return matmul.tile_count(); }
 int64_t panels_of(const Matmul& matmul) { return matmul.panels; }
 
@@ -141,6 +169,12 @@ int64_t panels_of(const Matmul& matmul) { return matmul.panels; }
 }  // namespace gsa
 
 extern "C" int gsa_has_unit(int compute) { return gsa::isa().matmul->has_unit(compute); }
+
+extern "C" int64_t gsa_exercise(int compute, int64_t rounds, int threads) {
+    gsa::Exercise job{*gsa::isa().matmul, compute, rounds};
+    gsa::as_team(threads, gsa::exercise, &job);
+    return job.done.load();
+}
 
 extern "C" int gsa_matmul(const GsaMatrix* const* matrices, int64_t number, int input, const float* x,
                           const float* norm, float epsilon, int64_t count, int compute, const float* residual, float* y,
@@ -161,4 +195,12 @@ extern "C" int gsa_matmul(const GsaMatrix* const* matrices, int64_t number, int 
                  work<&Matmul::multiply, panels_of>, &matmul);
     memory.trim();
     return 0;
+}
+
+extern "C" void gsa_rms_norm(const float* x, const float* norm, float epsilon, int64_t rows, int64_t width, float* y,
+                             int threads) {
+    using namespace gsa;
+    Norms norms{*isa().linear, {GSA_INPUT_RMS_NORM, x, norm, epsilon}, rows, width, y};
+    const double work = 8.0 * static_cast<double>(rows) * static_cast<double>(width);
+    as_they_come(useful_threads(threads, work, kOperations), normalise, &norms);
 }

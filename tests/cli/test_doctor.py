@@ -10,6 +10,7 @@ import torch
 
 from gsa.cli import main
 from gsa.ops import backends
+from gsa.ops.matmul import missing_unit
 from gsa.ops.native import library
 
 
@@ -42,3 +43,20 @@ def test_a_missing_engine_is_explained() -> None:
     assert "missing: its library does not load: no-such-file.so" in run.stdout
     assert "picks chunk on the CPU" in run.stdout
     assert "not what the environment asks for" in run.stderr
+
+
+def test_units(capsys: pytest.CaptureFixture) -> None:
+    main(["doctor", "--json"])
+    report = json.loads(capsys.readouterr().out)
+    assert report["units"] == {compute: missing_unit(compute) for compute in ("bf16", "int8")}
+    assert report["auto_compute"]["fp32"] == "fp32"
+    run = subprocess.run(
+        [sys.executable, "-m", "gsa", "doctor"],
+        env=os.environ | {"GSA_NATIVE_ISA": "baseline", "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "products in bf16" in run.stdout
+    assert "has no AVX-512 VNNI" in run.stdout
+    assert "prompts in fp32 for fp32, fp32 for bf16, fp32 for int8, fp32 for int4 weights" in run.stdout

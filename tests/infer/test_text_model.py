@@ -217,7 +217,7 @@ def test_options_of_load(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         (
             lambda model: gsa.load(xyz=1),
-            "load: there is no argument 'xyz'; there are model, weights, device, batch_size, threads",
+            "load: there is no argument 'xyz'; there are model, weights, compute, device, batch_size, threads",
         ),
         (
             lambda model: model.generate("a", 20),

@@ -1,4 +1,5 @@
-"""What each format of the weights does to the loss, decoded token by token as text is written."""
+"""What each format of the weights does to the loss, decoded token by token as text is written; and what each kind of
+products does to it, read as prompts are."""
 
 from __future__ import annotations
 
@@ -30,6 +31,22 @@ def _loss(model: Model, ids: Tensor) -> float:
         logits = here.step(ids[:, t].tolist(), range(len(ids)))
         total += float(torch.nn.functional.cross_entropy(logits, ids[:, t + 1], reduction="sum"))
     return total / (len(ids) * (ids.shape[1] - 1))
+
+
+def prompt_losses(models: dict[str, Model], ids: Tensor) -> dict[str, float]:
+    """Mean loss in nats of sequences [N, T] by each model, each read at once."""
+    return {name: _prompt_loss(model, ids) for name, model in models.items()}
+
+
+def _prompt_loss(model: Model, ids: Tensor) -> float:
+    import torch
+
+    total = 0.0
+    with torch.inference_mode():
+        for text in ids:
+            x, _ = model.lm.model(text[None, :-1])
+            total += float(torch.nn.functional.cross_entropy(model.lm.lm_head(x[0]), text[1:]))
+    return total / len(ids)
 
 
 def written_by(model: Model, length: int) -> Tensor:

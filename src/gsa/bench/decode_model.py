@@ -134,6 +134,19 @@ def positions(model: Model, near: int, far: int, seconds: float, tick: Callable[
     }
 
 
+def read_prompt(here: Runner, ids: Any) -> Any:
+    """Reads ids from the beginning, piece by piece; the state after them."""
+    return _timed(here, ids, None)[1]
+
+
+def products_per_token(model: Model) -> int:
+    """Multiplications in the matrices of all blocks for a token of a prompt. The head is for its last one alone."""
+    from gsa.infer.layers import InferenceLinear
+
+    layers = [layer for layer in model.lm.model.layers.modules() if isinstance(layer, InferenceLinear)]
+    return sum(layer.packed_weight.N * layer.packed_weight.K for layer in layers)
+
+
 def _timed(here: Runner, ids: Any, state: Any) -> tuple[float, Any]:
     """Seconds to read ids, piece by piece, and the state after them."""
     from gsa.infer.runner import MAX_READ

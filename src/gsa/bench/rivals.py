@@ -1,6 +1,6 @@
-"""Others that decode: transformers' Llama with its KV cache, and llama.cpp, each at a length of context.
+"""Others that decode and read prompts: transformers' Llama with its KV cache, and llama.cpp.
 
-Both are timed on one token behind a context that is there again for the next one.
+Decoding is timed on one token behind a context that is there again for the next one.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 from gsa.extras import installed
 
 if TYPE_CHECKING:
+    import torch
+
     from gsa.models import ModelConfig
 
 LLAMA_CPP = "llama.cpp Q4_1"
@@ -46,7 +48,7 @@ class LlamaCpp:
     def at(self, context: int) -> Callable[[], None]:
         """One token behind so many, which are read here; contexts must come in ascending order."""
         read = self._model.n_tokens
-        self._model.eval([1000 + i * 7919 % 40000 for i in range(read, context)])
+        self._model.eval(_tokens(read, context))
 
         def token() -> None:
             self._model.n_tokens = context  # what lies behind is dropped by the next call
@@ -54,11 +56,26 @@ class LlamaCpp:
 
         return token
 
+    def prompt(self, tokens: int) -> Callable[[], None]:
+        """Reads so many tokens from the beginning."""
+        ids = _tokens(0, tokens)
+
+        def read() -> None:
+            self._model.reset()
+            self._model.eval(ids)
+
+        return read
+
+
+def _tokens(begin: int, end: int) -> list[int]:
+    """Some tokens of SmolLM2."""
+    return [1000 + i * 7919 % 40000 for i in range(begin, end)]
+
 
 class TransformersLlama:
-    """A Llama of the shape of a config, with random weights in bf16, by transformers."""
+    """A Llama of the shape of a config, with random weights, in bf16 unless told otherwise, by transformers."""
 
-    def __init__(self, config: ModelConfig):
+    def __init__(self, config: ModelConfig, dtype: torch.dtype | None = None):
         import torch
         from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -75,7 +92,8 @@ class TransformersLlama:
             tie_word_embeddings=True,
         )
         with torch.no_grad():
-            self._model: Any = LlamaForCausalLM(self._config).bfloat16().eval()
+            model: Any = LlamaForCausalLM(self._config)
+        self._model = model.to(dtype or torch.bfloat16).eval()
 
     def cache_bytes(self, context: int) -> int:
         """Of the keys and values of so many tokens."""
@@ -98,3 +116,15 @@ class TransformersLlama:
             cache.crop(-1)
 
         return token
+
+    def prompt(self, tokens: int) -> Callable[[], None]:
+        """Reads so many tokens from the beginning, into a cache."""
+        import torch
+
+        ids = torch.arange(tokens)[None] % self._config.vocab_size
+
+        def read() -> None:
+            with torch.inference_mode():
+                self._model(input_ids=ids, use_cache=True, logits_to_keep=1)
+
+        return read

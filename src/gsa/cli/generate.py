@@ -59,8 +59,8 @@ def generate(
         model: gsa-tiny, a folder of a model with its tokenizer, a run, whose newest whole checkpoint is taken, or a
             name of the Hugging Face Hub (owner/name).
         weights: Format of the weights in memory; auto is bf16 for weights stored in bf16, else fp32.
-        compute: What prompts are computed in; auto is the format of the weights (int8 for int4) where the CPU has a unit
-            for such products, else fp32. `gsa doctor` tells.
+        compute: What prompts are computed in; auto is the format of the weights (int8 for int4) where the CPU has a
+            unit for such products, else fp32. `gsa doctor` tells.
         device: Where it computes; auto is a GPU if torch can use one.
         max_tokens: Tokens at most.
         temperature: Below 1 likely tokens become likelier; 0 always takes the likeliest.

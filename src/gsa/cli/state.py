@@ -34,8 +34,8 @@ def save(
             name of the Hugging Face Hub (owner/name).
         state: An earlier state, which the text goes on from.
         weights: Format of the weights in memory; a state serves them all.
-        compute: What prompts are computed in; auto is the format of the weights (int8 for int4) where the CPU has a unit
-            for such products, else fp32. `gsa doctor` tells.
+        compute: What prompts are computed in; auto is the format of the weights (int8 for int4) where the CPU has a
+            unit for such products, else fp32. `gsa doctor` tells.
         device: Where it computes; auto is a GPU if torch can use one.
         threads: Threads of torch; its own choice by default.
         strict: Refuse a file with bytes that are not UTF-8.

@@ -130,6 +130,11 @@ GSA = Group(
                     "gsa.bench.decode:decode",
                     "Decoding with gated slot attention in the shape of SmolLM2-135M, random weights.",
                 ),
+                "prefill": Verb(
+                    "gsa.bench.prefill:prefill",
+                    "Reading prompts with gated slot attention in the shape of SmolLM2-135M, random weights, in every "
+                    "--compute.",
+                ),
                 "busy": Verb(
                     "gsa.bench.busy:busy",
                     "Speed with the threads chosen by default, beside one thread and all of them, while other "

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Lock
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from gsa.mixers.activations import FeatureMap
 from gsa.mixers.norm import RMSNorm
 from gsa.models.backbone import SwiGLU
 from gsa.ops.linear import MAX_COLUMNS, matvec
-from gsa.ops.matmul import matmul
+from gsa.ops.matmul import matmul, rms_norm
 from gsa.ops.weights import DENSE, PackedWeight, pack
 
 Weight = TypeVar("Weight")
@@ -91,12 +91,19 @@ class InferenceLinear(nn.Module):
         return f"{self.packed_weight.K}, {self.packed_weight.N}, {self.packed_weight.format}, {self.compute}"
 
 
+class InferenceNorm(RMSNorm):
+    """An RMS norm over many tokens by the native engine; it takes another's weight over."""
+
+    def __init__(self, norm: RMSNorm):
+        nn.Module.__init__(self)
+        self.eps, self.weight = norm.eps, norm.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight, self.eps) if x.numel() > MAX_COLUMNS * x.shape[-1] else super().forward(x)
+
+
 class InferenceSwiGLU(SwiGLU):
     """An MLP over inference layers. For many tokens, norm, activation and residual are part of its two products."""
-
-    gate_proj: InferenceLinear
-    up_proj: InferenceLinear
-    down_proj: InferenceLinear
 
     def __init__(self, mlp: SwiGLU):
         nn.Module.__init__(self)  # it takes the layers over
@@ -105,12 +112,12 @@ class InferenceSwiGLU(SwiGLU):
             self.add_module(name, layer)
 
     def add_to(self, x: Tensor, norm: RMSNorm) -> Tensor:
-        if not self.gate_proj.has_matmul(x):
+        gate, up, down = (cast(InferenceLinear, layer) for layer in (self.gate_proj, self.up_proj, self.down_proj))
+        if not gate.has_matmul(x):
             return super().add_to(x, norm)
-        gate, up, down = (layer.packed_weight for layer in (self.gate_proj, self.up_proj, self.down_proj))
-        compute = self.gate_proj.compute
-        inner = matmul([gate, up], x, compute=compute, norm=(norm.weight, norm.eps))
-        return matmul(down, inner, compute=compute, swiglu=True, residual=x)
+        both, compute = [gate.packed_weight, up.packed_weight], gate.compute
+        inner = matmul(both, x, compute=compute, norm=(norm.weight, norm.eps))
+        return matmul(down.packed_weight, inner, compute=compute, swiglu=True, residual=x)
 
 
 class InferenceEmbedding(nn.Module):

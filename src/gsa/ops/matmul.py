@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from gsa.errors import GSAError
@@ -84,6 +85,22 @@ def matmul(
         check_out("matmul", out, shape, x, {**read, "the weight of norm": None if norm is None else norm[0]}, residual)
     y = x.new_empty(shape) if out is None else out
     native.matmul(several, x, count, compute, norm, swiglu, residual, y)
+    return y
+
+
+def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """The rows of x [..., K] in fp32 over the roots of their mean squares, times a weight [K]; by the native engine, and
+    without a gradient. The numbers are those of `matmul` with `norm`.
+
+    >>> rms_norm(torch.ones(3, 4), torch.ones(4), 0.0)[0]
+    tensor([1., 1., 1., 1.])
+    """
+    if x.dtype != torch.float32 or x.dim() == 0 or x.numel() == 0:
+        raise GSAError(f"rms_norm: x is {x.dtype} {list(x.shape)}, expected torch.float32 [..., K] that is not empty")
+    check_like("rms_norm", "weight", weight, (x.shape[-1],), x)
+    x, weight = readable("rms_norm: x", x), readable("rms_norm: weight", weight)
+    y = torch.empty_like(x)
+    native.rms_norm(x, weight, epsilon, y)
     return y
 
 

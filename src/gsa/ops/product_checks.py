@@ -61,7 +61,12 @@ def check_like(what: str, name: str, tensor: Tensor, shape: tuple[int, ...], x: 
 
 
 def check_out(
-    what: str, out: Tensor, shape: tuple[int, ...], x: Tensor, read: Mapping[str, Tensor | None], residual: Tensor | None
+    what: str,
+    out: Tensor,
+    shape: tuple[int, ...],
+    x: Tensor,
+    read: Mapping[str, Tensor | None],
+    residual: Tensor | None,
 ) -> None:
     """Raises unless the result can go there. It may be the residual; otherwise it shares no memory with what is
     read."""

@@ -72,6 +72,8 @@ def train(
         json: Print JSON instead of a table.
         markdown: Print the table as Markdown.
     """
+    from gsa.train.heap import keep_large_blocks
+
     chosen = list(MODELS) if mixers is None else list(dict.fromkeys(["attention", *mixers.split(",")]))
     for name in chosen:
         if name not in MODELS:
@@ -81,6 +83,7 @@ def train(
         raise GSAError(f"bench: lengths must be whole numbers from 2, with commas between, got {lengths!r}")
     precisions = _precisions(precision)
     prepare("bench", json=json, markdown=markdown, threads=threads, rounds=rounds)
+    keep_large_blocks()  # as `gsa train` does
     report = measure(numbers, chosen, precisions, rounds, progress=not json)
     show(report, [speed_table(report)], json=json, markdown=markdown)
 
@@ -110,12 +113,11 @@ def measure(
 
     from gsa.bench.memory import measurable, measured_alone
     from gsa.bench.timing import race
-    from gsa.train.heap import keep_large_blocks
     from gsa.train.peak import flops_per_token, product_rate
     from gsa.train.strategies import PRECISIONS
 
-    keep_large_blocks()  # as `gsa train` does
-    threads, rows, rates = torch.get_num_threads(), [], []
+    threads, rows = torch.get_num_threads(), []
+    rates: list[dict[str, Any]] = []
     with Console(stderr=True, quiet=not progress).status("measuring") as status:
         for T in lengths:
             status.update(f"training steps, T = {T}")

@@ -176,7 +176,9 @@ class _Native(torch.autograd.Function):
         x, weight, bias, state = inputs
         if torch.is_grad_enabled() or not rows.usable(grad, *inputs):
             found = gradients(
-                lambda *four: ACTIVATIONS[activation](convolved(*four, sequences=sequences)), inputs, grad
+                lambda x, weight, bias, state: ACTIVATIONS[activation](convolved(x, weight, bias, state, sequences)),
+                inputs,
+                grad,
             )
         else:
             dx, dweight, dbias, dstate = convolution.backward(

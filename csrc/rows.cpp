@@ -52,7 +52,7 @@ struct RowBuffers {
 
     RowBuffers(Arena& arena, int padded) {
         T** const all[] = {&x, &y, &z, &grad, &out};
-        for (T** p : all) *p = arena.take<T>(padded);
+        for (T** p : all) *p = arena.take<T>(row_of<T>(padded));
     }
 };
 

@@ -32,7 +32,7 @@ def test_every_mixer_is_measured() -> None:
 
 @pytest.mark.usefixtures("_small")
 def test_report() -> None:
-    report = train.measure([16, 32], list(train.MODELS), rounds=1, progress=False)
+    report = train.measure([16, 32], list(train.MODELS), ["fp32"], rounds=1, progress=False)
     rows = {(row["mixer"], row["T"]): row for row in report["rows"]}
     assert len(rows) == 2 * len(MIXERS)
     for (name, T), row in rows.items():
@@ -77,5 +77,7 @@ def test_mistakes(options: dict, message: str) -> None:
 
 @pytest.mark.skipif(not measurable(), reason="this system does not tell a process's peak memory")
 def test_memory_holds_model_gradients_and_optimiser() -> None:
-    peak = measured_alone("gsa.bench.train:memory_of_step", {"mixer": "gsa", "T": 16, "threads": 1})["peak"]
+    peak = measured_alone(
+        "gsa.bench.train:memory_of_step", {"mixer": "gsa", "T": 16, "precision": "fp32", "threads": 1}
+    )["peak"]
     assert peak > 3.5 * 4 * 36e6

@@ -75,7 +75,7 @@ def test_every_recipe_is_valid() -> None:
         ({"out": ""}, "out is missing"),
         ({"beta2": 1.0}, "beta2 must be below 1"),
         ({"ema": 1.5}, "ema must be below 1"),
-        ({"precision": "int8"}, "precision must be one of fp32, bf16, fp16"),
+        ({"precision": "int8"}, "precision must be one of auto, fp32, bf16, fp16"),
         ({"engine": "horse"}, "engine must be one of"),
         ({"zero_stage": 4}, "zero_stage must be at most 3, got 4"),
         ({"model_options": "num_slots"}, "model_options must be"),

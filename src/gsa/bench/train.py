@@ -34,12 +34,15 @@ class Row:
 
     mixer: str
     T: int
+    precision: str
     parameters: int
     seconds: float
     """Of a step: forward, backward, AdamW."""
     tokens_per_second: float
     speedup: float
-    """Attention's time over this one's."""
+    """Attention's time over this one's, in the same precision."""
+    product_share: float
+    """FLOP/s of the step over those of products alone, in the same run and precision."""
     peak_bytes: int | None
     """The most memory that a process holds for model, optimiser and step."""
 
@@ -47,6 +50,7 @@ class Row:
 def train(
     lengths: str = "2048,8192",
     mixers: str | None = None,
+    precision: str = "auto",
     threads: int | None = None,
     rounds: int = 3,
     json: bool = False,
@@ -54,17 +58,22 @@ def train(
 ) -> None:
     """Training steps of a language model with each mixer, beside one with softmax attention.
 
-    8 layers of width 512 (16 without MLPs for Mamba), a vocabulary of 8192, one sequence, fp32, AdamW. All models take
-    turns, and times are the best of several; peak memory is that of a process that does one step alone.
+    8 layers of width 512 (16 without MLPs for Mamba), a vocabulary of 8192, one sequence, AdamW. All models take turns,
+    and times are the best of several; peak memory is that of a process that does one step alone. The products that a
+    step is compared with are those of T x 512 by 512 x 1408, forward and backward; FLOPs are counted as in training.
 
     Args:
         lengths: Lengths of the sequence, with commas between.
         mixers: Mixers to measure, with commas between; all by default. Attention is always among them.
+        precision: Of the passes, fp32, bf16, or auto: bf16 where the CPU has units for it. Several with commas between
+            are measured beside each other.
         threads: Threads of torch; its own choice by default.
         rounds: How often each takes its turn, at least.
         json: Print JSON instead of a table.
         markdown: Print the table as Markdown.
     """
+    from gsa.train.heap import keep_large_blocks
+
     chosen = list(MODELS) if mixers is None else list(dict.fromkeys(["attention", *mixers.split(",")]))
     for name in chosen:
         if name not in MODELS:
@@ -72,36 +81,84 @@ def train(
     numbers = [int(text) if text.strip().isdecimal() else 0 for text in lengths.split(",")]
     if min(numbers) < 2:
         raise GSAError(f"bench: lengths must be whole numbers from 2, with commas between, got {lengths!r}")
+    precisions = _precisions(precision)
     prepare("bench", json=json, markdown=markdown, threads=threads, rounds=rounds)
-    report = measure(numbers, chosen, rounds, progress=not json)
+    keep_large_blocks()  # as `gsa train` does
+    report = measure(numbers, chosen, precisions, rounds, progress=not json)
     show(report, [speed_table(report)], json=json, markdown=markdown)
 
 
-def measure(lengths: list[int], mixers: list[str], rounds: int, progress: bool) -> dict[str, Any]:
+def _precisions(text: str) -> list[str]:
+    """The precisions to measure, in the order they were named."""
+    import torch
+
+    from gsa.train.precision import AUTO, UNITS, automatic, bf16_unit
+
+    device, found = torch.device("cpu"), []
+    for name in text.split(","):
+        if name not in (AUTO, "fp32", "bf16"):
+            raise GSAError(f"bench: precision must be auto, fp32 or bf16, or several with commas between, got {text!r}")
+        if name == "bf16" and bf16_unit(device) is None:
+            raise GSAError(f"bench: this CPU has no unit for bf16 ({', '.join(UNITS)}), a step would take minutes")
+        found.append(automatic(device) if name == AUTO else name)
+    return list(dict.fromkeys(found))
+
+
+def measure(
+    lengths: list[int], mixers: list[str], precisions: list[str], rounds: int, progress: bool
+) -> dict[str, Any]:
     """All numbers of the benchmark."""
     import torch
     from rich.console import Console
 
     from gsa.bench.memory import measurable, measured_alone
     from gsa.bench.timing import race
+    from gsa.train.peak import flops_per_token, product_rate
+    from gsa.train.strategies import PRECISIONS
 
     threads, rows = torch.get_num_threads(), []
+    rates: list[dict[str, Any]] = []
     with Console(stderr=True, quiet=not progress).status("measuring") as status:
         for T in lengths:
             status.update(f"training steps, T = {T}")
             models = {name: _model(name) for name in mixers}
-            best = race({name: stepper(model, T) for name, model in models.items()}, 0.0, rounds)
+            steps = {
+                f"{name} {precision}": stepper(model, T, precision)
+                for name, model in models.items()
+                for precision in precisions
+            }
+            products = {
+                precision: product_rate(T, SIZES["hidden_size"], _config("gsa").mlp_width, PRECISIONS[precision])
+                for precision in precisions
+            }
+            best = race({**steps, **products}, 0.0, rounds)
             sizes = {name: model.num_parameters for name, model in models.items()}
-            del models
-            for name in mixers:
-                status.update(f"peak memory, {name}, T = {T}")
-                setting = {"mixer": name, "T": T, "threads": threads}
-                peak = measured_alone("gsa.bench.train:memory_of_step", setting)["peak"] if measurable() else None
-                rows.append(Row(name, T, sizes[name], best[name], T / best[name], best["attention"] / best[name], peak))
+            del models, steps
+            for precision, rate in products.items():
+                rates.append({"T": T, "precision": precision, "flops": rate()})
+                for name in mixers:
+                    status.update(f"peak memory, {name}, T = {T}")
+                    setting = {"mixer": name, "T": T, "precision": precision, "threads": threads}
+                    peak = measured_alone("gsa.bench.train:memory_of_step", setting)["peak"] if measurable() else None
+                    seconds = best[f"{name} {precision}"]
+                    rows.append(
+                        Row(
+                            name,
+                            T,
+                            precision,
+                            sizes[name],
+                            seconds,
+                            T / seconds,
+                            best[f"attention {precision}"] / seconds,
+                            flops_per_token(_config(name), T) * T / seconds / rates[-1]["flops"],
+                            peak,
+                        )
+                    )
     return {
         "threads": threads,
         "torch": torch.__version__,
         "cpu": torch.backends.cpu.get_cpu_capability(),
+        "products": rates,
         "rows": [asdict(row) for row in rows],
     }
 
@@ -121,16 +178,18 @@ def _model(name: str) -> LM:
     return LM(_config(name))
 
 
-def stepper(model: LM, T: int) -> Callable[[], float]:
+def stepper(model: LM, T: int, precision: str = "fp32") -> Callable[[], float]:
     """A training step on a sequence of T random tokens, which returns the loss."""
     import torch
 
+    from gsa.train.strategies.base import LossOf
+
+    loss_of = LossOf(model, precision)
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     ids = torch.randint(model.config.vocab_size, (1, T), generator=torch.Generator().manual_seed(0))
 
     def step() -> float:
-        loss = model(ids, labels=ids).loss
-        assert loss is not None
+        loss = loss_of(ids, ids, None)
         loss.backward()
         optimiser.step()
         optimiser.zero_grad()
@@ -144,12 +203,14 @@ def memory_of_step(setting: dict[str, Any]) -> dict[str, int]:
     import torch
 
     from gsa.bench.memory import forget_peak, peak, resident
+    from gsa.train.heap import keep_large_blocks
 
+    keep_large_blocks()
     torch.set_num_threads(setting["threads"])
     torch.randn(64, 64) @ torch.randn(64, 64)  # starts threads, which is not the step's memory
     before = resident()
     forget_peak()
-    stepper(_model(setting["mixer"]), setting["T"])()
+    stepper(_model(setting["mixer"]), setting["T"], setting["precision"])()
     return {"peak": peak() - before}
 
 
@@ -158,15 +219,21 @@ def speed_table(report: dict[str, Any]) -> Table:
     columns = [
         Column("mixer", "mixer", left=True),
         Column("T", "T"),
+        Column("precision", "precision", left=True),
         Column("parameters", lambda row: row["parameters"] / 1e6, "{:.1f}M"),
         Column("s/step", "seconds", "{:.2f}"),
         Column("tokens/s", "tokens_per_second", "{:.0f}"),
         Column("speed-up", "speedup", "{:.2f}x"),
+        Column("of products", lambda row: 100 * row["product_share"], "{:.0f}%"),
         Column("peak", lambda row: None if row["peak_bytes"] is None else row["peak_bytes"] / 2**20, "{:.0f} MB"),
     ]
+    rates = ", ".join(
+        f"{rate['flops'] / 1e9:.0f} GFLOP/s ({rate['precision']}, T = {rate['T']})" for rate in report["products"]
+    )
     notes = [
         "a step is forward, backward and AdamW; speed-up: attention's time over this one's",
+        f"of products: the step's FLOP/s over those of T x 512 by 512 x 1408, forward and backward: {rates}",
         "peak: memory of model, optimiser and step, in a process of its own",
         f"{report['threads']} threads, {report['cpu']}, torch {report['torch']}",
     ]
-    return Table("Training steps, one sequence, fp32", columns, report["rows"], notes)
+    return Table("Training steps, one sequence", columns, report["rows"], notes)

@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 def run(settings: TrainSettings) -> None:
     """Trains, or previews; says how it went, and ends with the usual exit code if a signal stopped it."""
     from gsa.train.estimate import show
+    from gsa.train.heap import keep_large_blocks
     from gsa.train.run import preview, train
 
+    keep_large_blocks()
     if settings.dry_run:
         if os.environ.get("RANK", "0") != "0":
             return  # one of several that a launcher started tells

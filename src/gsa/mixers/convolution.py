@@ -112,7 +112,7 @@ class ShortConvolution(nn.Module):
         if T == 0:
             return past
         if not sequences.packed:
-            return x[:, T - before :].clone() if T >= before else torch.cat([past[:, T:], x], 1)
+            return x[:, T - before :].clone() if before <= T else torch.cat([past[:, T:], x], 1)
         lengths = sequences.lengths()[:, None]
         ago = torch.arange(before, 0, -1, device=x.device)[None]
         recent = x[0][(lengths.cumsum(0) - ago).clamp(min=0)]
@@ -124,9 +124,7 @@ class ShortConvolution(nn.Module):
         return torch.zeros(shape, dtype=self.weight.dtype, device=self.weight.device)
 
 
-def convolved(
-    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None, sequences: Sequences
-) -> Tensor:
+def convolved(x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None, sequences: Sequences) -> Tensor:
     """The convolution in torch, on any device: x [B, T, C], weight [C, 1, size], bias [C], state [N, size-1, C]."""
     C, _, size = weight.shape
     before, T = size - 1, x.shape[1]
@@ -175,9 +173,16 @@ class _Native(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         inputs, sequences, activation = ctx.saved_tensors, ctx.sequences, ctx.activation
+        x, weight, bias, state = inputs
         if torch.is_grad_enabled() or not rows.usable(grad, *inputs):
-            found = gradients(lambda *given: ACTIVATIONS[activation](convolved(*given, sequences)), inputs, grad)
+            found = gradients(
+                lambda x, weight, bias, state: ACTIVATIONS[activation](convolved(x, weight, bias, state, sequences)),
+                inputs,
+                grad,
+            )
         else:
-            dx, dweight, dbias, dstate = convolution.backward(grad, *inputs, sequences.cu_seqlens, activation)
-            found = dx, dweight, None if inputs[2] is None else dbias, dstate
+            dx, dweight, dbias, dstate = convolution.backward(
+                grad, x, weight, bias, state, sequences.cu_seqlens, activation
+            )
+            found = dx, dweight, None if bias is None else dbias, dstate
         return *found, None, None

@@ -22,7 +22,7 @@ from gsa.ops.state import compute_dtype
 
 IGNORED = -100
 LOGITS_AT_ONCE = 2**22
-"""How many logits are held in memory at a time."""
+"""How many logits in fp32 are held in memory at a time; in half precision twice as many."""
 LOGITS_AT_ONCE_OF_A_MODULE = 2**25
 """The same for a head that is called: more, since what hangs on it (say, fetching its weights) happens every time."""
 
@@ -130,12 +130,12 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, labels: Tensor, *, count: Te
         count = count.to(x.device)
     if torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
-        x, weight = x.to(dtype), weight.to(dtype)
-    if x.dtype != weight.dtype:
+        x = x.to(dtype)
+    elif x.dtype != weight.dtype:
         raise GSAError(f"linear_cross_entropy: x is {x.dtype}, weight is {weight.dtype}")
     if not torch.compiler.is_compiling() and (liger := liger_for(x)) is not None:
         sum_of = (None, None, IGNORED, 0.0, 0.0, "sum", None, False, torch.float32)
-        return liger["linear_cross_entropy"](x, weight, labels, *sum_of)[0] / count
+        return liger["linear_cross_entropy"](x, weight.to(x.dtype), labels, *sum_of)[0] / count
     x_grad, weight_grad = (torch.is_grad_enabled() and tensor.requires_grad for tensor in (x, weight))
     return _linear_cross_entropy(x, weight, labels, x_grad, weight_grad)[0] / count
 
@@ -144,17 +144,21 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, labels: Tensor, *, count: Te
 def _linear_cross_entropy(
     x: Tensor, weight: Tensor, labels: Tensor, needs_x: bool, needs_weight: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The sum over labels, and its gradients by x and weight, empty where they are not needed."""
+    """The sum over labels, and its gradients by x and weight, empty where they are not needed.
+
+    Products are in the dtype of x; the weight may come in a wider one, in which its gradient is summed.
+    """
     total, x_grad, weight_grad = _results(x, weight, labels, needs_x, needs_weight)
     total.zero_()
     weight_grad.zero_()
-    count = max(LOGITS_AT_ONCE // weight.shape[0], 1)
+    narrow = weight.to(x.dtype)
+    count = max(LOGITS_AT_ONCE * 4 // (narrow.itemsize * narrow.shape[0]), 1)
     for begin in range(0, x.shape[0], count):
         piece = slice(begin, begin + count)
-        loss, p = _piece(x[piece] @ weight.T, labels[piece], needs_x or needs_weight)
+        loss, p = _piece(x[piece] @ narrow.T, labels[piece], needs_x or needs_weight)
         total += loss
         if needs_x:
-            x_grad[piece] = p @ weight
+            x_grad[piece] = p @ narrow
         if needs_weight:
             weight_grad += p.T @ x[piece]
     return total, x_grad, weight_grad

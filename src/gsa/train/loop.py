@@ -30,8 +30,9 @@ from gsa.train.nonfinite import first_broken, told
 from gsa.train.optimizer import adamw
 from gsa.train.peak import Peak, flops_per_token
 from gsa.train.plan import Plan
-from gsa.train.precision import AUTO, told as precision_told
 from gsa.train.position import Outcome, Position, Spent
+from gsa.train.precision import AUTO
+from gsa.train.precision import told as precision_told
 from gsa.train.progress import Progress
 from gsa.train.sample import sample
 from gsa.train.schedule import learning_rate
@@ -86,7 +87,9 @@ class Trainer:
             decay_all=settings.decay_all,
         )
         if settings.precision == AUTO and state is not None:
-            strategy.precision = state["settings"].get("precision", AUTO)  # which a run keeps, on whatever machine it goes on
+            strategy.precision = state["settings"].get(
+                "precision", AUTO
+            )  # which a run keeps, on whatever machine it goes on
         strategy.start(model, optimizer, compile=settings.compile)
         self._settle(strategy.precision)
         if state is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -51,6 +52,30 @@ def matmul_peak(device: torch.device | str, dtype: torch.dtype) -> float:
         if time.perf_counter() - begin + (RUNS + 1) * 8 * seconds > SECONDS:
             break
     return best
+
+
+def product_rate(tokens: int, width: int, features: int, dtype: torch.dtype) -> Callable[[], float]:
+    """A measurement of the CPU's FLOP/s in the products of a linear map, forward and backward, at its best so far.
+
+    x W^T of `tokens` rows with W [features, width], and of the backward pass dy W and dy^T x: what a training step's
+    products are like, where square matrices are the best case.
+    """
+    random = torch.Generator().manual_seed(0)
+    x, weight, dy = (
+        torch.randn(shape, generator=random).to(dtype)
+        for shape in ((tokens, width), (features, width), (tokens, features))
+    )
+    best = [float("inf")] * 3
+
+    def measure() -> float:
+        for i, (a, b) in enumerate(((x, weight.T), (dy, weight), (dy.T, x))):
+            for _ in range(RUNS):
+                before = time.perf_counter()
+                a @ b
+                best[i] = min(best[i], time.perf_counter() - before)
+        return 6 * tokens * width * features / sum(best)
+
+    return measure
 
 
 class Peak:

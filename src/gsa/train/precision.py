@@ -33,11 +33,13 @@ def told(precision: str, device: torch.device, *, asked: str) -> str | None:
     unit = bf16_unit(device)
     if precision == "bf16" and unit is None:
         return (
-            f"precision bf16: this {device.type.upper()} has no unit for it ({', '.join(UNITS)}), and products take about "
-            "a hundred times as long as in fp32"
+            f"precision bf16: this {device.type.upper()} has no unit for it ({', '.join(UNITS)}), and products take "
+            "about a hundred times as long as in fp32"
         )
     if asked != AUTO:
         return None
     why = f"{unit} is there" if unit is not None else f"this {device.type.upper()} has no unit for bf16"
     # A run that goes on, or has a process on another machine, need not take what this one would.
-    return f"precision {precision}: chosen by auto, {why}" if precision == automatic(device) else f"precision {precision}"
+    return (
+        f"precision {precision}: chosen by auto, {why}" if precision == automatic(device) else f"precision {precision}"
+    )

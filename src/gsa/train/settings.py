@@ -86,8 +86,8 @@ class TrainSettings:
     """Steps in a row with a loss or gradient that is not finite, after which the run stops."""
 
     precision: str = choice("auto", PRECISIONS)
-    """Of the passes through the model; weights are fp32. `auto` takes bf16 where CPU or GPU have units for it, else fp32;
-    a run that goes on keeps what it began with."""
+    """Of the passes through the model; weights are fp32. `auto` takes bf16 where CPU or GPU have units for it, else
+    fp32; a run that goes on keeps what it began with."""
     gradient_checkpointing: bool = False
     """Whether activations are computed again in the pass backward, for less memory."""
     compile: bool = False

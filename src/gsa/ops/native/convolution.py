@@ -68,9 +68,7 @@ def _arguments(
     **tensors: Tensor,
 ) -> Arguments:
     dtype = compute_dtype(x.dtype)
-    arguments = Arguments(
-        GsaConvolution(taps=int32("taps", weight.shape[2]), function=FUNCTION_CODES[function])
-    )
+    arguments = Arguments(GsaConvolution(taps=int32("taps", weight.shape[2]), function=FUNCTION_CODES[function]))
     require_memory({"x": x, **tensors})
     arguments.tensors(**{name: t.unsqueeze(2) for name, t in {"x": x, **tensors}.items()})
     arguments.states(dtype, weight=weight[:, 0].T, bias=bias, past=past)

@@ -67,7 +67,10 @@ def backward(
     epsilon: float = 0.0,
 ) -> tuple[Tensor | None, ...]:
     """The gradients of x, y, z and weight from that of the result."""
-    found = {f"d{name}": None if t is None else empty(tuple(t.shape), t.dtype) for name, t in zip("xyz", (x, y, z), strict=True)}
+    found = {
+        f"d{name}": None if t is None else empty(tuple(t.shape), t.dtype)
+        for name, t in zip("xyz", (x, y, z), strict=True)
+    }
     dweight = None if weight is None else empty(tuple(weight.shape), compute_dtype(x.dtype))
     _run(function, {"x": x, "y": y, "z": z, "d_out": grad, **found}, weight, dweight, epsilon, backward=True)
     return *found.values(), None if weight is None or dweight is None else dweight.to(weight.dtype)

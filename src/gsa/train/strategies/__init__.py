@@ -56,8 +56,8 @@ def strategy(
     """The strategy of this name, connected to the other processes, if there are any.
 
     `auto` is ddp when a launcher (torchrun, accelerate launch) started several processes, otherwise single. Without a
-    device, each process takes the GPU of its number, or the CPU if there is none. Precision `auto` is settled by `start`,
-    alike on all processes. `zero_stage` is DeepSpeed's alone.
+    device, each process takes the GPU of its number, or the CPU if there is none. Precision `auto` is settled by
+    `start`, alike on all processes. `zero_stage` is DeepSpeed's alone.
     """
     if precision not in (AUTO, *PRECISIONS):
         raise GSAError(f"engine: precision is {precision!r}, expected one of {AUTO}, {', '.join(PRECISIONS)}")

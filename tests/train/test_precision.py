@@ -1,0 +1,125 @@
+"""Precision auto: what it takes, what it says, and that a run keeps it."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from gsa.cli.doctor import examine
+from gsa.train import precision
+from gsa.train.folder import recorded_precision
+from gsa.train.run import preview, train
+from gsa.train.strategies import strategy
+
+from .runs import final_weights, prepared, run_settings
+
+CPU = torch.device("cpu")
+CURVE = Path(__file__).parents[2] / "docs" / "results" / "precision.csv"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("precision")
+    prepared(folder)
+    return folder
+
+
+def use_cpu(monkeypatch: pytest.MonkeyPatch, unit: str | None) -> None:
+    """A CPU that has this unit for bf16, or none."""
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: unit == "avx512_bf16")
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: unit == "amx_bf16")
+
+
+def test_auto_asks_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    for unit, chosen in (("avx512_bf16", "bf16"), ("amx_bf16", "bf16"), (None, "fp32")):
+        use_cpu(monkeypatch, unit)
+        assert precision.bf16_unit(CPU) == unit
+        assert precision.automatic(CPU) == chosen
+        assert examine()["precision"]["auto"] == chosen or torch.cuda.is_available()
+        assert unit is None or unit in str(precision.told(chosen, CPU, asked="auto"))
+    for able, chosen in ((True, "bf16"), (False, "fp32")):
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation, able=able: able)
+        assert precision.automatic(torch.device("cuda")) == chosen
+
+
+def test_what_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_cpu(monkeypatch, None)
+    assert precision.told("fp32", CPU, asked="auto") == "precision fp32: chosen by auto, this CPU has no unit for bf16"
+    assert precision.told("fp32", CPU, asked="fp32") is None
+    assert "a hundred times as long" in str(precision.told("bf16", CPU, asked="bf16"))
+    use_cpu(monkeypatch, "avx512_bf16")
+    assert precision.told("bf16", CPU, asked="bf16") is None
+    assert precision.told("fp32", CPU, asked="auto") == "precision fp32"  # of a run that goes on
+
+
+def test_a_run_keeps_the_precision_it_began_with(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    use_cpu(monkeypatch, "avx512_bf16")
+    whole = train(run_settings(folder, "whole", steps=4, save_every=2))
+    assert whole.precision == "bf16"
+    assert "precision bf16: chosen by auto, avx512_bf16 is there" in capsys.readouterr().err
+    # The same, but from the third step on a machine that would choose otherwise.
+    train(run_settings(folder, "moved", steps=2, save_every=2, lr=3e-3))
+    assert json.loads((folder / "moved" / "settings.json").read_text())["settings"]["precision"] == "bf16"
+    use_cpu(monkeypatch, None)
+    assert preview(run_settings(folder, "moved", steps=4))[1].precision == "bf16"
+    moved = train(run_settings(folder, "moved", steps=4, save_every=2))
+    assert moved.precision == "bf16"
+    said = capsys.readouterr().err
+    assert "precision bf16: this CPU has no unit for it (avx512_bf16, amx_bf16)" in said
+    assert "from now on" not in said.replace("steps was 2 until here, and is 4 from now on", "")
+    # A wish is followed, and said.
+    assert train(run_settings(folder, "moved", steps=6, precision="fp32")).precision == "fp32"
+    assert "precision was bf16 until here, and is fp32 from now on" in capsys.readouterr().err
+    assert train(run_settings(folder, "moved", steps=7)).precision == "fp32"
+
+
+def test_no_unit_means_fp32(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_cpu(monkeypatch, None)
+    assert preview(run_settings(folder, "none", steps=1))[1].precision == "fp32"
+    assert train(run_settings(folder, "none", steps=1)).precision == "fp32"
+    train(run_settings(folder, "asked", steps=1, precision="fp32"))
+    for name, weight in final_weights(folder / "none").items():
+        assert torch.equal(weight, final_weights(folder / "asked")[name])
+
+
+def test_all_processes_take_what_the_weakest_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_cpu(monkeypatch, "avx512_bf16")
+    from gsa.models import LM, ModelConfig
+
+    for able, chosen in ((2, "bf16"), (1, "fp32")):
+        chief = strategy("single", precision="auto", device="cpu")
+        monkeypatch.setattr(chief, "world_size", 2)
+        monkeypatch.setattr(chief, "sum", lambda *values, able=able: [float(able)])
+        model = LM(ModelConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=1, vocab_size=8))
+        chief.start(model, lambda model: torch.optim.AdamW(model.parameters()), compile=False)
+        assert chief.precision == chosen
+
+
+def test_settings_that_cannot_be_read_name_no_precision(tmp_path: Path) -> None:
+    assert recorded_precision(tmp_path) is None
+    for text in ("", "[]", '{"settings": 3}', '{"settings": {"precision": "int8"}}'):
+        (tmp_path / "settings.json").write_text(text)
+        assert recorded_precision(tmp_path) is None
+
+
+def test_a_few_steps_in_bf16_are_close_to_fp32(folder: Path) -> None:
+    losses = {}
+    for name in ("fp32", "bf16"):
+        train(run_settings(folder, f"few-{name}", steps=8, precision=name))
+        lines = (folder / f"few-{name}" / "metrics.jsonl").read_text().splitlines()
+        losses[name] = [json.loads(line)["loss"] for line in lines]
+    assert losses["bf16"] != losses["fp32"]
+    assert losses["bf16"] == pytest.approx(losses["fp32"], rel=5e-3)
+
+
+def test_the_curve_of_500_steps_holds_the_bar() -> None:
+    with CURVE.open() as file:
+        rows = [{name: float(value) for name, value in row.items()} for row in csv.DictReader(file)]
+    assert [row["step"] for row in rows] == list(range(1, 501))
+    assert rows[-1]["fp32"] < 0.7 * rows[0]["fp32"]  # it has learned
+    for row in rows:
+        assert row["bf16"] == pytest.approx(row["fp32"], rel=5e-3), row

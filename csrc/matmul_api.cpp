@@ -130,26 +130,6 @@ void work(void* context, int rank, int) {
     for (int64_t i; (i = matmul.next.fetch_add(1, std::memory_order_relaxed)) < end;) (matmul.*part)(i, rank);
 }
 
-struct Norms {
-    const LinearKernels& linear;
-    Input input;
-    int64_t rows, width;
-    float* y;
-    std::atomic<int64_t> next{0};
-};
-
-void normalise(void* context, int, int) {
-    constexpr int kRows = 16;  // at a time
-    Norms& norms = *static_cast<Norms*>(context);
-    for (int64_t begin; (begin = norms.next.fetch_add(kRows, std::memory_order_relaxed)) < norms.rows;) {
-        const int64_t rest = norms.rows - begin;
-        Input input = norms.input;
-        input.x += begin * norms.width;
-        norms.linear.read_input(input, norms.width, norms.width, rest < kRows ? static_cast<int>(rest) : kRows,
-                                norms.y + begin * norms.width);
-    }
-}
-
 struct Exercise {
     const MatmulKernels& kernels;
     int compute;
@@ -195,12 +175,4 @@ extern "C" int gsa_matmul(const GsaMatrix* const* matrices, int64_t number, int 
                  work<&Matmul::multiply, panels_of>, &matmul);
     memory.trim();
     return 0;
-}
-
-extern "C" void gsa_rms_norm(const float* x, const float* norm, float epsilon, int64_t rows, int64_t width, float* y,
-                             int threads) {
-    using namespace gsa;
-    Norms norms{*isa().linear, {GSA_INPUT_RMS_NORM, x, norm, epsilon}, rows, width, y};
-    const double work = 8.0 * static_cast<double>(rows) * static_cast<double>(width);
-    as_they_come(useful_threads(threads, work, kOperations), normalise, &norms);
 }

@@ -226,9 +226,6 @@ GSA_API int64_t gsa_exercise(int compute, int64_t rounds, int threads);
    one matrix after the other. residual may be null, or y. Returns 0, or 1 if there is no memory. */
 GSA_API int gsa_matmul(const GsaMatrix* const* matrices, int64_t number, int input, const float* x, const float* norm,
                        float epsilon, int64_t count, int compute, const float* residual, float* y, int threads);
-/* y [rows, width] = RMSNorm of the rows of x with `norm` [width] and `epsilon`. */
-GSA_API void gsa_rms_norm(const float* x, const float* norm, float epsilon, int64_t rows, int64_t width, float* y,
-                          int threads);
 /* Every product once, one after the other, W x of the same x (as long as the longest row needs) to the same y: what the
    kernels take for all weights of a model. Returns 0, or 1 if there is no memory. */
 GSA_API int gsa_products(const GsaMatrix* const* matrices, int64_t count, const float* x, int activations, float* y,

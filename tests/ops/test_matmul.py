@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from gsa.errors import GSAError
 from gsa.ops.linear import PackedWeight, matvec, pack, quantise_activations
-from gsa.ops.matmul import UNITS, matmul, missing_unit, rms_norm
+from gsa.ops.matmul import UNITS, matmul, missing_unit
 from gsa.ops.native import library
 from tests.examples import examples
 from tests.ops.isas import ISAS, needs_native, used
@@ -150,9 +150,8 @@ def test_norm_swiglu_residual_and_several_weights(compute: str) -> None:
     place = residual.clone()
     assert matmul(weights, x[:, :K], compute=way, residual=place, out=place) is place
     assert torch.equal(place, joined + residual)
-    normed = rms_norm(x[:, :K], norm, 1e-5)
-    assert torch.allclose(normed, F.rms_norm(x[:, :K], (K,), norm, 1e-5), atol=1e-6)
-    assert torch.equal(matmul(weights, x[:, :K], compute=way, norm=(norm, 1e-5)), matmul(weights, normed, compute=way))
+    normed = matmul(weights, F.rms_norm(x[:, :K], (K,), norm, 1e-5), compute=way)
+    assert torch.allclose(matmul(weights, x[:, :K], compute=way, norm=(norm, 1e-5)), normed, atol=0.3, rtol=0.02)
     gated = matmul(weights[0], F.silu(x[:, :K]) * x[:, K:], compute=way)
     assert torch.allclose(matmul(weights[0], x, compute=way, swiglu=True), gated, atol=0.3, rtol=0.02)
     assert matmul(weights[0], torch.randn(2, 9, K), compute=way).shape == (2, 9, 33)
@@ -180,10 +179,6 @@ def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
     refused("x and out share memory", pack(torch.randn(40, 40), "bf16"), out=x)
     groups = [pack(torch.randn(5, 64), "int8", group) for group in (32, 64)]
     refused("groups of one size", *groups, x=torch.randn(20, 64), compute="int8-portable")
-    with pytest.raises(GSAError, match="rms_norm: weight is"):
-        rms_norm(x, torch.ones(30), 1e-5)
-    with pytest.raises(GSAError, match="rms_norm: x is torch.float64"):
-        rms_norm(x.double(), torch.ones(40).double(), 1e-5)
     monkeypatch.setattr("gsa.ops.native.matmul.has_unit", lambda compute: False)
     for compute, name in UNITS.items():
         refused(f"matmul: products in {compute}: .* has no {name}", pack(torch.randn(9, 40), "int8"), compute=compute)

@@ -21,7 +21,7 @@ from gsa.mixers.activations import FeatureMap
 from gsa.mixers.norm import RMSNorm
 from gsa.models.backbone import SwiGLU
 from gsa.ops.linear import MAX_COLUMNS, matvec
-from gsa.ops.matmul import matmul, rms_norm
+from gsa.ops.matmul import matmul
 from gsa.ops.weights import DENSE, PackedWeight, pack
 
 Weight = TypeVar("Weight")
@@ -89,17 +89,6 @@ class InferenceLinear(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.packed_weight.K}, {self.packed_weight.N}, {self.packed_weight.format}, {self.compute}"
-
-
-class InferenceNorm(RMSNorm):
-    """An RMS norm over many tokens by the native engine; it takes another's weight over."""
-
-    def __init__(self, norm: RMSNorm):
-        nn.Module.__init__(self)
-        self.eps, self.weight = norm.eps, norm.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight, self.eps) if x.numel() > MAX_COLUMNS * x.shape[-1] else super().forward(x)
 
 
 class InferenceSwiGLU(SwiGLU):

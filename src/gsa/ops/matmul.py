@@ -88,22 +88,6 @@ def matmul(
     return y
 
 
-def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """The rows of x [..., K] in fp32 over the roots of their mean squares, times a weight [K]; by the native engine, and
-    without a gradient. The numbers are those of `matmul` with `norm`.
-
-    >>> rms_norm(torch.ones(3, 4), torch.ones(4), 0.0)[0]
-    tensor([1., 1., 1., 1.])
-    """
-    if x.dtype != torch.float32 or x.dim() == 0 or x.numel() == 0:
-        raise GSAError(f"rms_norm: x is {x.dtype} {list(x.shape)}, expected torch.float32 [..., K] that is not empty")
-    check_like("rms_norm", "weight", weight, (x.shape[-1],), x)
-    x, weight = readable("rms_norm: x", x), readable("rms_norm: weight", weight)
-    y = torch.empty_like(x)
-    native.rms_norm(x, weight, epsilon, y)
-    return y
-
-
 def _check_weights(weights: list[PackedWeight]) -> None:
     first = weights[0]
     for weight in weights:

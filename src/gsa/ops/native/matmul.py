@@ -20,14 +20,12 @@ if TYPE_CHECKING:
 
 
 @lru_cache(None)
-def _functions() -> tuple[Any, Any, Any, Any]:
+def _functions() -> tuple[Any, Any, Any]:
     integer, pointer, size = ctypes.c_int, ctypes.c_void_p, ctypes.c_int64
     arguments = [pointer, size, integer, pointer, pointer, ctypes.c_float, size, integer, pointer, pointer, integer]
-    norm = declare("gsa_rms_norm", pointer, pointer, ctypes.c_float, size, size, pointer, integer)
-    norm.restype = None
     exercise = declare("gsa_exercise", integer, size, integer)
     exercise.restype = size
-    return declare("gsa_has_unit", integer), declare("gsa_matmul", *arguments), norm, exercise
+    return declare("gsa_has_unit", integer), declare("gsa_matmul", *arguments), exercise
 
 
 def has_unit(compute: str) -> bool:
@@ -66,19 +64,11 @@ def matmul(
     check_memory(code, "matmul")
 
 
-def rms_norm(x: Tensor, weight: Tensor, epsilon: float, y: Tensor) -> None:
-    """Fills y [..., width] with the rows of x over the roots of their mean squares, times a weight [width]."""
-    width = x.shape[-1]
-    places = (address(f"rms_norm: {name}", tensor) for name, tensor in (("x", x), ("weight", weight)))
-    rows = x.numel() // width
-    _functions()[2](*places, epsilon, rows, width, address("rms_norm: y", y), torch.get_num_threads())
-
-
 def unit_rate(compute: str, seconds: float) -> float:
     """Operations a second, each half a multiplication and addition, that the unit for "bf16" or "int8" does at most."""
     rounds, best, end = 1 << 18, 0.0, time.perf_counter() + seconds
     while best == 0 or time.perf_counter() < end:
         begun = time.perf_counter()
-        done = _functions()[3](COMPUTE_CODES[compute], rounds, torch.get_num_threads())
+        done = _functions()[2](COMPUTE_CODES[compute], rounds, torch.get_num_threads())
         best = max(best, 2 * done / (time.perf_counter() - begun))
     return best

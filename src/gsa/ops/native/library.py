@@ -46,7 +46,6 @@ _FUNCTIONS = (
     "gsa_has_unit",
     "gsa_exercise",
     "gsa_matmul",
-    "gsa_rms_norm",
     "gsa_products",
     "gsa_decode",
     "gsa_unpack",

@@ -34,6 +34,7 @@ class Layer(Parts):
     def __init__(self, block: Block, shared: Tensor | None, frequencies: Frequencies):
         super().__init__()
         self.mixer, self.frequencies = block.mixer, frequencies
+        self.state_names = list(block.mixer.init_state(0))
         describe = DESCRIBED.get(type(block.mixer))
         if describe is None:
             raise GSAError(f"its mixer is {type(block.mixer).__name__}, which is not compiled")

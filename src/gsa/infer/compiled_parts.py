@@ -56,26 +56,62 @@ def function_code(function: str | Callable[..., Any]) -> int:
 
 @dataclass(frozen=True)
 class Kept:
-    """A tensor of a mixer's state, as it is kept for several sequences at once."""
+    """A tensor of a mixer's state, as it is kept for several sequences at once: [places, *shape]."""
 
     shape: tuple[int, ...]
     """Of one sequence, with widths padded."""
     views: Callable[[Tensor], list[Tensor]]
-    """What is kept [places, *shape] as the mixer sees it [places, ...], in pieces along its dimension `cut`."""
+    """What is kept of a sequence, in pieces that together are the mixer's tensor: `pieces` of that has the same."""
+    pieces: Callable[[Tensor], list[Tensor]]
+    joined: Callable[[list[Tensor]], Tensor]
+    """The mixer's tensor again, as a copy of its pieces."""
     bind: Callable[[GsaBlock, Any, int], None]
     """Writes where it begins to a block and its products."""
-    cut: int = -1
     dtype: torch.dtype = torch.float32
 
+    @classmethod
+    def plain(
+        cls,
+        shape: tuple[int, ...],
+        view: Callable[[Tensor], Tensor],
+        bind: Callable[[GsaBlock, Any, int], None],
+        dtype: torch.dtype = torch.float32,
+    ) -> Kept:
+        """In one piece."""
+        return cls(shape, lambda x: [view(x)], lambda x: [x], lambda parts: parts[0].clone(), bind, dtype)
 
-def blocked(x: Tensor, rows: int, width: int) -> list[Tensor]:
-    """Memories [..., rows * padded width] as matrices [..., rows, columns], one for each block of columns."""
-    views, room = [], padded(width)
-    for first in range(0, room, MEMORY_BLOCK):
-        columns = min(MEMORY_BLOCK, room - first)
-        block = x[..., first * rows : (first + columns) * rows].unflatten(-1, (rows, columns))
-        views.append(block[..., : width - first])
-    return views
+    def put(self, kept: Tensor, x: Tensor) -> None:
+        """Copies the mixer's tensor of a sequence to where it is kept."""
+        for view, piece in zip(self.views(kept), self.pieces(x), strict=True):
+            view.copy_(piece)
+
+    def take(self, kept: Tensor) -> Tensor:
+        """A copy of what is kept, as the mixer has it."""
+        x = self.joined(self.views(kept)).contiguous()
+        return x.float() if x.is_floating_point() else x
+
+
+def blocks(x: Tensor, rows: int, width: int) -> list[Tensor]:
+    """Memories [..., rows * padded width] as [..., rows, blocks, columns]: all whole blocks, and the rest if any."""
+    whole = width // MEMORY_BLOCK * MEMORY_BLOCK
+    full = x[..., : whole * rows].unflatten(-1, (whole // MEMORY_BLOCK, rows, MEMORY_BLOCK)).transpose(-3, -2)
+    if whole == width:
+        return [full]
+    rest = x[..., whole * rows :].unflatten(-1, (rows, 1, padded(width) - whole))[..., : width - whole]
+    return [full, rest]
+
+
+def in_blocks(x: Tensor) -> list[Tensor]:
+    """A matrix [..., rows, width] in the pieces that `blocks` has."""
+    width = x.shape[-1]
+    whole = width // MEMORY_BLOCK * MEMORY_BLOCK
+    full = x[..., :whole].unflatten(-1, (whole // MEMORY_BLOCK, MEMORY_BLOCK))
+    return [full] if whole == width else [full, x[..., None, whole:]]
+
+
+def out_of_blocks(pieces: list[Tensor]) -> Tensor:
+    """The matrix of such pieces, as a copy."""
+    return torch.cat([piece.flatten(-2) for piece in pieces], -1)
 
 
 class Parts:
@@ -112,7 +148,7 @@ class Parts:
         """The same for a matrix [n, width], in blocks as memories are."""
         n, width = x.shape
         copy = torch.zeros(n * padded(width), dtype=torch.float32, device="cpu")
-        for view, piece in zip(blocked(copy, n, width), x.detach().split(MEMORY_BLOCK, 1), strict=True):
+        for view, piece in zip(blocks(copy, n, width), in_blocks(x.detach()), strict=True):
             view.copy_(piece)
         return self.numbers(name, copy)
 
@@ -159,7 +195,7 @@ class Parts:
         def bind(block: GsaBlock, products: Any, where: int) -> None:
             products[number].convolution.past = where
 
-        self.kept[name] = Kept((layer.size - 1, padded(C)), lambda x: [x[..., :C]], bind)
+        self.kept[name] = Kept.plain((layer.size - 1, padded(C)), lambda x: x[..., :C], bind)
 
     def forget_gate(
         self, width: int, temperature: float, *, write: bool, bounds: Tensor | None = None
@@ -179,10 +215,10 @@ class Parts:
         def bind(block: GsaBlock, products: Any, where: int) -> None:
             products[number].gate.log_z = where
 
-        def views(x: Tensor) -> list[Tensor]:
-            return [x[:, :N].unflatten(1, (heads, slots))]
+        def view(x: Tensor) -> Tensor:
+            return x[:N].unflatten(0, (heads, slots))
 
-        self.kept["log_z"] = Kept((padded(N),), views, bind, dtype=torch.float64)
+        self.kept["log_z"] = Kept.plain((padded(N),), view, bind, torch.float64)
         kind, place = GATE_CODES["write"], self.place(N)
         return {"kind": kind, "clamp": clamp, "normalise": int(normalise), "write": place}
 
@@ -203,7 +239,8 @@ class Parts:
         def bind(block: GsaBlock, products: Any, where: int) -> None:
             setattr(block.memory, field, where)
 
-        self.kept[name] = Kept((heads, rows * padded(width)), lambda x: blocked(x, rows, width), bind)
+        shape = (heads, rows * padded(width))
+        self.kept[name] = Kept(shape, lambda x: blocks(x, rows, width), in_blocks, out_of_blocks, bind)
 
     def keep_channels(self, name: str, states: int, channels: int) -> None:
         """The memory [channels, states] of a scan, which lies the other way round."""
@@ -211,10 +248,13 @@ class Parts:
         def bind(block: GsaBlock, products: Any, where: int) -> None:
             block.scan.memory = where
 
-        def views(x: Tensor) -> list[Tensor]:
-            return [part.mT for part in blocked(x, states, channels)]
-
-        self.kept[name] = Kept((states * padded(channels),), views, bind, cut=-2)
+        self.kept[name] = Kept(
+            (states * padded(channels),),
+            lambda x: blocks(x, states, channels),
+            lambda x: in_blocks(x.mT),
+            lambda pieces: out_of_blocks(pieces).mT,
+            bind,
+        )
 
     def count_positions(self) -> None:
         """The layer counts the tokens of each sequence."""
@@ -222,7 +262,7 @@ class Parts:
         def bind(block: GsaBlock, products: Any, where: int) -> None:
             block.heads.positions = where
 
-        self.kept["position"] = Kept((), lambda x: [x], bind, dtype=torch.int64)
+        self.kept["position"] = Kept.plain((), lambda x: x, bind, torch.int64)
 
     def convolution_of(self, mixer: Mixer, name: str) -> tuple[str, ShortConvolution] | None:
         """The convolution behind a projection, if there is one."""

@@ -67,15 +67,13 @@ class LayerStates:
     """The states of one layer."""
 
     def __init__(self, layer: Layer, places: int):
-        self._names = list(layer.mixer.init_state(0))
         self._kept = {
             name: torch.zeros((places, *kept.shape), dtype=kept.dtype, device="cpu")
             for name, kept in layer.kept.items()
         }
-        self._views = {name: kept.views(self._kept[name]) for name, kept in layer.kept.items()}
         self.cache = None
         if layer.block.kind == MEMORY_CODES["cache"]:
-            self.cache = Cache(layer, places, *self._views.pop("position"))
+            self.cache = Cache(layer, places, self._kept["position"])
         self.lie_below(layer)
 
     def lie_below(self, layer: Layer) -> None:
@@ -93,20 +91,12 @@ class LayerStates:
         """Copies a state [1, ...] of the mixer to a place."""
         if self.cache is not None:
             self.cache.put(place, state["k"][0], state["v"][0], int(state["position"][0]))
-        for name, views in self._views.items():
-            x, cut = state[name][0], self._layer.kept[name].cut
-            pieces = [x] if len(views) == 1 else x.split([view.shape[cut] for view in views], cut)
-            for view, piece in zip(views, pieces, strict=True):
-                view[place].copy_(piece)
+            return
+        for name, kept in self._layer.kept.items():
+            kept.put(self._kept[name][place], state[name][0])
 
     def take(self, place: int) -> State:
         """A copy of the state in a place, as the mixer has it."""
         if self.cache is not None:
             return self.cache.take(place)
-        found = {}
-        for name, views in self._views.items():
-            cut = self._layer.kept[name].cut
-            pieces = [view[place : place + 1].clone(memory_format=torch.contiguous_format) for view in views]
-            x = pieces[0] if len(pieces) == 1 else torch.cat(pieces, cut)
-            found[name] = x.float() if x.is_floating_point() else x
-        return {name: found[name] for name in self._names}
+        return {name: self._layer.kept[name].take(self._kept[name][place])[None] for name in self._layer.state_names}

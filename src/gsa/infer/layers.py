@@ -1,8 +1,8 @@
 """Linear layers and embeddings for inference: over weights in fp32, bf16, int8 or int4, with activations in fp32.
 
-Up to 16 tokens go through the matrix-vector kernels, which read the weights as they are stored. For more tokens, products
-are computed in bf16 or int8 (`gsa.infer.compute`), or a layer's weights are converted to fp32 for one matrix product of
-torch; the conversion costs little beside the product.
+Up to 16 tokens go through the matrix-vector kernels, which read the weights as they are stored. For more tokens, the
+products are computed in bf16 or int8 (see `gsa.infer.compute`), or a layer's weights are converted to fp32 for one
+matrix product of torch; the conversion costs little beside that.
 """
 
 from __future__ import annotations

@@ -45,8 +45,8 @@ class Model:
 
         `auto` is bf16 for weights in bf16, and fp32 for others. `compute` is what products over many tokens, as when a
         prompt is read, are computed in: fp32, bf16, int8 (for weights in int8 and int4), or auto, which is the format
-        of the weights (int8 for int4) where the CPU has a unit for such products, and else fp32. Nothing is shared with the LM. Broken checkpoints of a
-        run that are passed over are told to `say`.
+        of the weights (int8 for int4) where the CPU has a unit for such products, and else fp32. Nothing is shared with
+        the LM. Broken checkpoints of a run that are passed over are told to `say`.
         """
         check_format(weights)
         check_compute(compute)

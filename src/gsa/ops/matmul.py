@@ -1,4 +1,4 @@
-"""Matrix products over many tokens, in bf16 or int8 where the processor has units for them: what reading a prompt needs.
+"""Matrix products over many tokens, in bf16 or int8 where the processor has units for that: what prompts are read with.
 
 Letters: N rows, K columns of W; "columns" of activations are the rows of x, one per token.
 """
@@ -89,8 +89,9 @@ def matmul(
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """The rows of x [..., K] in fp32 over the roots of their mean squares, times a weight [K]; by the native engine, and
-    without a gradient. The numbers are those of `matmul` with `norm`.
+    """The rows of x [..., K] in fp32 over the roots of their mean squares, times a weight [K].
+
+    The native engine computes it, without a gradient, as `matmul` does with `norm`.
 
     >>> rms_norm(torch.ones(3, 4), torch.ones(4), 0.0)[0]
     tensor([1., 1., 1., 1.])

@@ -82,7 +82,7 @@ class InferenceLinear(nn.Module):
 
     def has_matmul(self, x: Tensor) -> bool:
         """Whether x is for the native engine's products over many tokens."""
-        return self.compute != "fp32" and x.numel() > MAX_COLUMNS * self.packed_weight.K
+        return self.compute != "fp32" and x.is_cpu and x.numel() > MAX_COLUMNS * self.packed_weight.K
 
     def extra_repr(self) -> str:
         return f"{self.packed_weight.K}, {self.packed_weight.N}, {self.packed_weight.format}, {self.compute}"
@@ -96,7 +96,8 @@ class InferenceNorm(RMSNorm):
         self.eps, self.weight = norm.eps, norm.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight, self.eps) if x.numel() > MAX_COLUMNS * x.shape[-1] else super().forward(x)
+        many = x.is_cpu and x.numel() > MAX_COLUMNS * x.shape[-1]
+        return rms_norm(x, self.weight, self.eps) if many else super().forward(x)
 
 
 class InferenceSwiGLU(SwiGLU):

@@ -61,8 +61,8 @@ def matmul(
         residual: [..., N], added to the result.
         out: Where the result goes; it may be the residual. New memory by default.
 
-    >>> y = matmul(pack(torch.randn(10, 40), "int4"), torch.randn(100, 40), compute="int8-portable")
-    >>> y.shape
+    >>> weight = gsa.ops.linear.pack(torch.randn(10, 40), "int4")
+    >>> matmul(weight, torch.randn(100, 40), compute="int8-portable").shape
     torch.Size([100, 10])
     """
     several = [weights] if isinstance(weights, PackedWeight) else list(weights)

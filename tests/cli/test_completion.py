@@ -12,9 +12,10 @@ from tests.cli.running import run
 COMPLETED = {
     "gsa gen": ["generate"],
     "gsa data pre": ["prepare"],
-    "gsa bench ": ["ops", "traffic", "accuracy", "linear", "decode", "busy", "train"],
+    "gsa bench ": ["ops", "traffic", "accuracy", "linear", "decode", "prefill", "busy", "train"],
     "gsa generate --tem": ["--temperature"],
     "gsa generate --weights b": ["bf16"],
+    "gsa generate --compute i": ["int8"],
     "gsa train --precision ": ["fp32", "bf16", "fp16"],
     "gsa state show a.st": ["a.state"],
     "gsa generate --file a.st": ["a.state"],

@@ -12,6 +12,7 @@ import torch
 
 from gsa.cli.console import Output
 from gsa.infer import Sampling
+from gsa.infer.compute import automatic
 from gsa.infer.text import TextEngine, Writing
 from gsa.models import LM
 from gsa.models.checkpoint import load_model, save_model
@@ -72,6 +73,16 @@ def test_json_tells_all(capsys: pytest.CaptureFixture) -> None:
     assert stats["prompt_tokens"] == len(TextEngine.load().encode(PROMPT))
     assert min(stats["prompt_tokens_per_second"], stats["tokens_per_second"], stats["weight_bytes"]) > 0
     assert "logprobs" not in json.loads(run(capsys, PROMPT, "-n", "1", "--json")[1])
+    assert stats["compute"] == automatic("int8")
+
+
+def test_compute(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    code, _, err = run(capsys, PROMPT, "-n", "1", "--compute", "fp32", "--stats")
+    assert (code, "bf16; prompts in fp32" in err) == (0, True)
+    monkeypatch.setattr("gsa.infer.compute.missing_unit", lambda compute: f"this CPU has no unit for {compute}")
+    code, out, err = run(capsys, PROMPT, "--compute", "bf16")
+    assert (code, out) == (2, "")
+    assert "compute bf16 was asked for, and this CPU has no unit for bf16; auto and fp32 run everywhere" in err
 
 
 def test_a_seed_gives_the_same_text_again(capsys: pytest.CaptureFixture) -> None:
@@ -182,6 +193,7 @@ def test_a_run_is_its_newest_whole_checkpoint(capsys: pytest.CaptureFixture, tmp
         (("--file", "latin.txt", "--strict"), "latin.txt is not UTF-8 at byte 2"),
         (("a", "--model", "nowhere"), "there is no folder nowhere"),
         (("a", "--weights", "int3"), "int3"),
+        (("a", "--compute", "fp8"), "fp8"),
         (("a", "--threads", "0"), "threads must be at least 1, got 0"),
         (("a", "--threads", "100000"), "threads must be at most 1024, got 100000"),
         (("a", "--model", ""), "model must be a name or a folder, got ''"),

@@ -164,7 +164,7 @@ def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(GSAError, match=words):
             matmul(weights[0] if len(weights) == 1 else weights, **({"x": x, "compute": way} | options))
 
-    refused("matmul: unknown compute 'fp8'; expected one of 'bf16', 'int8'", weight, compute="fp8")
+    refused(r"matmul: unknown compute 'fp8'; expected one of 'bf16', 'int8'", weight, compute="fp8")
     refused("products in int8 need weights in int8 or int4, got bf16", weight, compute="int8-portable")
     refused("at least one weight", x=x)
     refused("weight must come from pack, got Tensor", x)
@@ -181,7 +181,7 @@ def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
     refused("groups of one size", *groups, x=torch.randn(20, 64), compute="int8-portable")
     monkeypatch.setattr("gsa.ops.native.matmul.has_unit", lambda compute: False)
     for compute, name in UNITS.items():
-        refused(f"matmul: products in {compute}: .* has no {name}", pack(torch.randn(9, 40), "int8"), compute=compute)
+        refused(rf"matmul: products in {compute}: .* has no {name}", pack(torch.randn(9, 40), "int8"), compute=compute)
 
 
 def test_a_lower_instruction_set_has_no_units() -> None:

@@ -70,7 +70,7 @@ def measure(quick: bool, tick: Callable[[str], None]) -> dict[str, Any]:
     tick("what the units can do")
     rates = _rates(0.05 if quick else 1.0)
     tick("losses")
-    length = 64 if quick else 256
+    length = 64 if quick else 128
     losses = prompt_losses(models, written_by(models["fp32 fp32"], length))
     losses_tiny = prompt_losses(tiny, of_a_book(length))
     rows = {}

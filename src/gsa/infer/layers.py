@@ -1,8 +1,8 @@
 """Linear layers and embeddings for inference on CPUs: weights in fp32, bf16, int8 or int4, activations in fp32.
 
-Up to 16 tokens go through the matrix-vector kernels, which read the weights as they are stored. For more tokens, products
-are computed in bf16 or int8 (`gsa.infer.compute`), or a layer's weights are converted to fp32 for one matrix product of
-torch; the conversion costs little beside the product.
+Up to 16 tokens go through the matrix-vector kernels, which read the weights as they are stored. For more tokens, the
+products are computed in bf16 or int8 (see `gsa.infer.compute`), or a layer's weights are converted to fp32 for one
+matrix product of torch; the conversion costs little beside that.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class InferenceLinear(nn.Module):
 
     def has_matmul(self, x: Tensor) -> bool:
         """Whether x is for the native engine's products over many tokens."""
-        return self.compute != "fp32" and x.numel() > MAX_COLUMNS * self.packed_weight.K
+        return self.compute != "fp32" and x.is_cpu and x.numel() > MAX_COLUMNS * self.packed_weight.K
 
     def extra_repr(self) -> str:
         return f"{self.packed_weight.K}, {self.packed_weight.N}, {self.packed_weight.format}, {self.compute}"

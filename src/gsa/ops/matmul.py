@@ -1,4 +1,4 @@
-"""Matrix products over many tokens, in bf16 or int8 where the processor has units for them: what reading a prompt needs.
+"""Matrix products over many tokens, in bf16 or int8 where the processor has units for that: what prompts are read with.
 
 Letters: N rows, K columns of W; "columns" of activations are the rows of x, one per token.
 """
@@ -61,8 +61,8 @@ def matmul(
         residual: [..., N], added to the result.
         out: Where the result goes; it may be the residual. New memory by default.
 
-    >>> y = matmul(pack(torch.randn(10, 40), "int4"), torch.randn(100, 40), compute="int8-portable")
-    >>> y.shape
+    >>> weight = gsa.ops.linear.pack(torch.randn(10, 40), "int4")
+    >>> matmul(weight, torch.randn(100, 40), compute="int8-portable").shape
     torch.Size([100, 10])
     """
     several = [weights] if isinstance(weights, PackedWeight) else list(weights)

@@ -140,7 +140,7 @@ GSA_API int gsa_selective_scan(const GsaSelectiveScan* call, int backward);
 
 /* Functions of the rows of matrices [rows, width], in one pass over memory; computed in float, or in double if `wide`.
      RMS_NORM   out = x / sqrt(mean(x^2) + epsilon) * weight
-     SWIGLU     out = swish(x) * y, or swish(x) if y is not there
+     SWIGLU     out = swish(x) * y
      SKIP_GATE  out = (x + weight * y) * swish(z)
      SOFTPLUS   out = log(1 + exp(x)) */
 enum { GSA_ROWS_RMS_NORM, GSA_ROWS_SWIGLU, GSA_ROWS_SKIP_GATE, GSA_ROWS_SOFTPLUS };

@@ -99,10 +99,7 @@ struct RowWork {
                 break;
             }
             case GSA_ROWS_SWIGLU:
-                if (present(call.y))
-                    each_vector([&](int j) { store(row.out + j, swish(load(row.x + j)) * load(row.y + j)); });
-                else
-                    each_vector([&](int j) { store(row.out + j, swish(load(row.x + j))); });
+                each_vector([&](int j) { store(row.out + j, swish(load(row.x + j)) * load(row.y + j)); });
                 break;
             case GSA_ROWS_SKIP_GATE:
                 each_vector([&](int j) {
@@ -126,7 +123,6 @@ struct RowWork {
                 each_vector([&](int j) {
                     const Vec<T> x = load(row.x + j), grad = load(row.grad + j), s = sigmoid<T>(x);
                     const Vec<T> slope = s + x * s * (T(1) - s);
-                    if (!present(call.y)) return store(row.x + j, grad * slope);
                     store(row.x + j, grad * load(row.y + j) * slope);
                     store(row.y + j, grad * x * s);
                 });

@@ -43,6 +43,7 @@ def options(folder: Path, out: str = "run", **changes: Any) -> dict[str, Any]:
         "eval_every": 4,
         "eval_rows": 8,
         "save_every": 3,
+        "precision": "fp32",  # the same on every machine
         "threads": 1,
         "json": True,
         **changes,

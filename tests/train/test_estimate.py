@@ -258,6 +258,7 @@ def test_memory_of_the_machine_is_shared_by_its_processes(monkeypatch: pytest.Mo
 
 SHOWN = Estimate(
     parameters=1_300_000_000,
+    precision="fp32",
     weight_bytes=5_200_000_000,
     gradient_bytes=5_200_000_000,
     optimizer_bytes=10_400_000_000,

@@ -399,7 +399,7 @@ def test_auto_without_a_launcher_is_single(launcher: pytest.MonkeyPatch) -> None
     ("name", "options", "message"),
     [
         ("fdsp", {}, r"unknown engine 'fdsp' \(did you mean 'fsdp'\?\), expected auto, single, ddp, fsdp, deepspeed"),
-        ("single", {"precision": "fp8"}, "precision is 'fp8', expected one of fp32, bf16, fp16"),
+        ("single", {"precision": "fp8"}, "precision is 'fp8', expected one of auto, fp32, bf16, fp16"),
         ("deepspeed", {"zero_stage": 0}, "zero_stage is 0, expected 1, 2 or 3"),
         ("ddp", {}, r"no launcher started this process \(RANK, .*`torchrun --nproc-per-node N -m gsa train"),
         ("fsdp", {}, r"no launcher started this process .* --engine fsdp`"),

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gsa.mixers.fused import swish
 from gsa.ops.state import compute_dtype
 
 
@@ -26,7 +25,7 @@ def _relu2(x: Tensor) -> Tensor:
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "none": _identity,
-    "swish": swish,
+    "swish": F.silu,
     "relu": F.relu,
     "relu2": _relu2,
     "gelu": F.gelu,

@@ -34,11 +34,6 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return _RMSNorm.apply(x, weight, eps).to(dtype)
 
 
-def swish(x: Tensor) -> Tensor:
-    """x sigmoid(x)"""
-    return _Rows.apply("swiglu", x, None, None, None, 0.0, None) if rows.usable(x) else F.silu(x)
-
-
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """swish(gate) * up"""
     if torch.compiler.is_compiling():
@@ -96,7 +91,7 @@ def _plain_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 PLAIN: dict[str, Callable[..., Tensor]] = {
     "rms_norm": lambda x, y, z, weight, eps: _plain_rms_norm(x, weight, eps),
-    "swiglu": lambda x, y, z, weight, eps: F.silu(x) if y is None else F.silu(x) * y,
+    "swiglu": lambda x, y, z, weight, eps: F.silu(x) * y,
     "skip_gate": lambda x, y, z, weight, eps: (x + weight.to(x.dtype) * y) * F.silu(z),
     "softplus": lambda x, y, z, weight, eps: F.softplus(x.to(compute_dtype(x.dtype))),
 }

@@ -46,10 +46,10 @@ def sanitized(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def test_under_the_sanitizers(sanitized: dict[str, str]) -> None:
     """The engine's tests with every access and every operation of the library checked."""
-    tests = [f"tests/ops/test_{name}.py" for name in ("engines", "native", "linear", "selective_scan")]
+    tests = [f"tests/ops/test_{name}.py" for name in ("engines", "native", "linear", "matmul", "selective_scan")]
     # Left out: gradcheck, which calls the same code thousands of times, and what starts other compilers or processes.
     left_out = ("gradcheck", "reference", "fork", "without", "TestResults", "compile")
-    chosen = " and ".join(("(native or linear)", *(f"not {name}" for name in left_out)))
+    chosen = " and ".join(("(native or linear or matmul)", *(f"not {name}" for name in left_out)))
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-x", "-s", "-m", "not slow", "-k", chosen, *tests],
         cwd=ROOT,

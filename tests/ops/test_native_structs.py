@@ -111,6 +111,7 @@ def test_without_memory_every_call_raises_the_same_error_and_the_process_goes_on
 import resource, torch
 from gsa.ops import gated_linear_attention, gated_slot_attention
 from gsa.ops.linear import matvec, pack
+from gsa.ops.matmul import matmul
 from gsa.ops.selective_scan import selective_scan
 torch.set_num_threads(1)
 q, k = torch.randn(1, 1, 4096, 64), torch.randn(1, 1, 1, 64)  # so many queries need much room, and little outside
@@ -121,6 +122,7 @@ calls = (
     lambda: gated_slot_attention(q, k, k, -k.abs(), backend="native"),
     lambda: selective_scan(k[0], k[0].abs(), A, B, B, backend="native"),
     lambda: matvec(weight, x, backend="native"),
+    lambda: matmul(weight, x, compute="bf16-portable"),
 )
 for call in calls:
     used = 1024 * int(next(line for line in open("/proc/self/status") if line.startswith("VmSize")).split()[1])
@@ -135,6 +137,6 @@ print("it goes on")
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
-    operations = ("gated_linear_attention", "gated_slot_attention", "selective_scan", "matvec")
+    operations = ("gated_linear_attention", "gated_slot_attention", "selective_scan", "matvec", "matmul")
     expected = [f"{operation}: the native engine could not get its working memory" for operation in operations]
     assert run.stdout.splitlines() == [*expected, "it goes on"]

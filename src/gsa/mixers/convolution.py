@@ -112,7 +112,9 @@ class ShortConvolution(nn.Module):
         if T == 0:
             return past
         if not sequences.packed:
-            return x[:, T - before :].clone() if before <= T else torch.cat([past[:, T:], x], 1)
+            # Compiled code is for every length: it must not look whether T is large enough.
+            stream = torch.cat([past, x], 1) if torch.compiler.is_compiling() or before > T else x
+            return stream[:, stream.shape[1] - before :].clone()
         lengths = sequences.lengths()[:, None]
         ago = torch.arange(before, 0, -1, device=x.device)[None]
         recent = x[0][(lengths.cumsum(0) - ago).clamp(min=0)]

@@ -73,9 +73,7 @@ class Model:
         return read_live(source, read)
 
     @classmethod
-    def from_folder(
-        cls, folder: Path, weights: str = "auto", *, compute: str = "auto", device: str = "auto"
-    ) -> Model:
+    def from_folder(cls, folder: Path, weights: str = "auto", *, compute: str = "auto", device: str = "auto") -> Model:
         """The model of a folder with config.json and weights."""
         place = find_device(device, "Model")
         check_choices(weights, compute, place)

@@ -46,6 +46,20 @@ def test_report() -> None:
 
 
 @pytest.mark.usefixtures("_small")
+def test_precisions_beside_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = train.measure([16], ["attention", "gsa"], ["fp32", "bf16"], rounds=1, progress=False)
+    assert [(row["precision"], row["mixer"]) for row in report["rows"]] == [
+        (precision, mixer) for precision in ("fp32", "bf16") for mixer in ("attention", "gsa")
+    ]
+    assert {row["precision"]: row["flops"] > 0 for row in report["products"]} == {"fp32": True, "bf16": True}
+    assert all(row["product_share"] > 0 for row in report["rows"])
+    monkeypatch.setattr("gsa.train.precision.bf16_unit", lambda device: None)
+    assert train._precisions("auto,fp32") == ["fp32"]
+    with pytest.raises(GSAError, match="this CPU has no unit for bf16"):
+        train.train(precision="bf16")
+
+
+@pytest.mark.usefixtures("_small")
 def test_a_step_trains() -> None:
     step = train.stepper(train._model("gsa"), 24)
     losses = [step() for _ in range(30)]
@@ -66,6 +80,7 @@ def test_command(capsys: pytest.CaptureFixture) -> None:
         ({"mixers": "gsa,gza"}, "unknown mixer 'gza'"),
         ({"lengths": "2048,1"}, "lengths must be whole numbers from 2, with commas between, got '2048,1'"),
         ({"lengths": "short"}, "got 'short'"),
+        ({"precision": "fp16"}, "precision must be auto, fp32 or bf16, or several with commas between, got 'fp16'"),
         ({"threads": 0}, "threads must be at least 1, got 0"),
         ({"rounds": 0}, "rounds must be at least 1, got 0"),
     ],

@@ -135,24 +135,35 @@ struct CacheAttention {
     }
 
     static constexpr int W = Simd<float>::W;
-    static constexpr int kTile = 2 * W < kPadding ? kPadding : 2 * W;  // positions at a time
-    static constexpr int kWide = W == 16 ? 4 : 2;                      // vectors of values at a time
+    static constexpr int kTile = kPadding;         // positions at a time
+    static constexpr int kWide = W == 16 ? 4 : 2;  // vectors of values at a time
 
-    // scores [N, kBlock] of kTile positions, whose keys are k [kTile / 16, K, 16].
+    // scores [N, kBlock] of kTile positions, whose keys are k [K, 16]. Even and odd features have sums of their own, so
+    // that one does not wait for the other.
     template <int N>
     void score_tile(const float* q, const float* k, const float* ahead, float* scores) const {
-        constexpr int kParts = kTile / W, kInGroup = kPadding / W;
-        Vec<float> total[N][kParts] = {};
-        for (int i = 0; i < K; i++) {
+        constexpr int kParts = kTile / W;
+        Vec<float> total[N][kParts] = {}, odd[N][kParts] = {};
+        const auto add = [&](int i, Vec<float>(&sums)[N][kParts]) {
             fetch(ahead + i * kTile, kTile);
 #pragma GCC unroll 4
             for (int j = 0; j < kParts; j++) {
-                Vec<float> keys = load(k + (j / kInGroup * K + i) * kPadding + j % kInGroup * W);
+                Vec<float> keys = load(k + i * kPadding + j * W);
                 keep_in_register(keys);
 #pragma GCC unroll 4
-                for (int r = 0; r < N; r++) total[r][j] += q[r * K + i] * keys;
+                for (int r = 0; r < N; r++) sums[r][j] += q[r * K + i] * keys;
             }
+        };
+        int i = 0;
+        for (; i + 2 <= K; i += 2) {
+            add(i, total);
+            add(i + 1, odd);
         }
+        if (i < K) add(i, total);
+#pragma GCC unroll 4
+        for (int r = 0; r < N; r++)
+#pragma GCC unroll 4
+            for (int j = 0; j < kParts; j++) total[r][j] += odd[r][j];
         const float scale = static_cast<float>(block.heads.scale);
 #pragma GCC unroll 4
         for (int r = 0; r < N; r++)

@@ -34,13 +34,14 @@ const Isa kIsas[] = {
                 __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
                 __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
      },
-     &avx512::operator_kernels, &avx512::linear_kernels, &avx512::matmul_kernels, &avx512::scan_kernels, &avx512::decode_kernels,
-     &avx512::row_kernels, &avx512::convolution_kernels},
+     &avx512::operator_kernels, &avx512::linear_kernels, &avx512::matmul_kernels, &avx512::scan_kernels,
+     &avx512::decode_kernels, &avx512::row_kernels, &avx512::convolution_kernels},
     {"avx2", [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }, &avx2::operator_kernels,
-     &avx2::linear_kernels, &avx2::matmul_kernels, &avx2::scan_kernels, &avx2::decode_kernels, &avx2::row_kernels, &avx2::convolution_kernels},
+     &avx2::linear_kernels, &avx2::matmul_kernels, &avx2::scan_kernels, &avx2::decode_kernels, &avx2::row_kernels,
+     &avx2::convolution_kernels},
 #endif
-    {"baseline", [] { return true; }, &baseline::operator_kernels, &baseline::linear_kernels, &baseline::matmul_kernels, &baseline::scan_kernels,
-     &baseline::decode_kernels, &baseline::row_kernels, &baseline::convolution_kernels},
+    {"baseline", [] { return true; }, &baseline::operator_kernels, &baseline::linear_kernels, &baseline::matmul_kernels,
+     &baseline::scan_kernels, &baseline::decode_kernels, &baseline::row_kernels, &baseline::convolution_kernels},
 };
 
 std::atomic<const Isa*> chosen{nullptr};

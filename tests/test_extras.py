@@ -67,7 +67,7 @@ USES = {
     "load_tokenizer('someone/tokenizer')": "tokenizer: someone/tokenizer, which is no file, folder or name of the "
     "package, needs huggingface-hub: HF",
     "train_tokenizer(['.'], 300, 'out')": "tokenizer: training one needs tokenizers: HF",
-    "decode.measure(True, print)": "bench: the comparison with a Llama needs transformers: HF",
+    "decode.measure(True, [], print)": "bench: the comparison with a Llama needs transformers: HF",
     "demo('out')": "demo: the Llama beside the model needs transformers: HF",
     "save_lines({}, Path('a.png'), '', '', '')": "chart: a picture needs matplotlib: PLOT",
 }

@@ -26,18 +26,19 @@ def test_race_finds_the_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     assert runs == {"slow": 4, "fast": 4}  # one to warm up, and three rounds
 
 
-@pytest.fixture
-def report(monkeypatch: pytest.MonkeyPatch) -> dict:
+@pytest.fixture(scope="module")
+def report() -> dict:
     """A real report, of small sizes and without waiting."""
-    monkeypatch.setattr("gsa.bench.timing.TURN", 0.0001)
 
     def contest(entries: list[ops.Entry], against: bool, backend: str, rounds: int) -> tuple[list[ops.Row], float]:
         small = [ops.Entry(1, 64, e.T // 64, e.backward, e.tau) for e in entries]
         return real(small, against, backend, seconds=0.0, rounds=rounds)
 
     real = ops.contest
-    monkeypatch.setattr(ops, "contest", contest)
-    return ops.measure(quick=False, backend="auto", progress=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gsa.bench.timing.TURN", 0.0001)
+        patch.setattr(ops, "contest", contest)
+        return ops.measure(quick=False, backend="auto", progress=False)
 
 
 def test_report(report: dict) -> None:

@@ -16,7 +16,7 @@ COMPLETED = {
     "gsa generate --tem": ["--temperature"],
     "gsa generate --weights b": ["bf16"],
     "gsa generate --compute i": ["int8"],
-    "gsa train --precision ": ["fp32", "bf16", "fp16"],
+    "gsa train --precision ": ["auto", "fp32", "bf16", "fp16"],
     "gsa state show a.st": ["a.state"],
     "gsa generate --file a.st": ["a.state"],
     "gsa completion z": ["zsh"],

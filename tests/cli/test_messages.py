@@ -91,7 +91,10 @@ def test_every_verb_tells_mistakes_plainly(capsys: pytest.CaptureFixture, name: 
             ("export", "a", "b", "--dtype", "float16"),
             "gsa export: --dtype must be one of fp32, bf16, fp16, got 'float16'",
         ),
-        (("train", "--precision", "float32"), "gsa train: --precision must be one of fp32, bf16, fp16, got 'float32'"),
+        (
+            ("train", "--precision", "float32"),
+            "gsa train: --precision must be one of auto, fp32, bf16, fp16, got 'float32'",
+        ),
         (("train", "--model-options", "3"), "gsa train: --model-options must be names with values, as in "),
         (("train", "--config", "nowhere.yaml"), "gsa train: there is no file "),
         (("data", "prepare", "--out", "x"), "gsa data prepare: SOURCE and --tokenizer are missing"),
@@ -108,7 +111,7 @@ def test_the_first_line_says_what_is_wrong(capsys: pytest.CaptureFixture, args: 
     [
         ("batch_size: abc", "--batch-size must be a whole number, got 'abc'"),
         ("batchsize: 3", "there is no setting 'batchsize'; did you mean batch_size?"),
-        ("precision: float32", "--precision must be one of fp32, bf16, fp16, got 'float32'"),
+        ("precision: float32", "--precision must be one of auto, fp32, bf16, fp16, got 'float32'"),
         ("data: 3", "--data must be text, got 3"),
         ("compile: 3", "a switch must be true or false, got 3"),
         ("- 1", "the file of settings must be names with values, got - 1"),

@@ -188,6 +188,7 @@ def memory(setting: dict) -> dict[str, int]:
     return {"peak": peak() - before}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not measurable(), reason="this system does not tell a process's peak memory")
 def test_memory_is_a_small_part_of_the_plain_form() -> None:
     """At T = 4096 and a vocabulary of 32000, less than 15% of what the plain form takes."""

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -74,3 +75,9 @@ def wait_for_steps(process: subprocess.Popen[str], run: Path) -> None:
     metrics = run / "metrics.jsonl"
     while process.poll() is None and not (metrics.exists() and metrics.stat().st_size > 2000):
         time.sleep(0.05)
+
+
+def use_cpu(monkeypatch: pytest.MonkeyPatch, unit: str | None) -> None:
+    """A CPU that has this unit for bf16, or none."""
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: unit == "avx512_bf16")
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: unit == "amx_bf16")

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from gsa.cli.doctor import examine
+from gsa.errors import GSAError
 from gsa.train import precision
 from gsa.train.folder import recorded_precision
 from gsa.train.run import preview, train
@@ -16,7 +17,7 @@ from gsa.train.settings import TrainSettings
 from gsa.train.strategies import strategy
 
 from . import runs
-from .runs import final_weights, prepared
+from .runs import final_weights, prepared, use_cpu
 
 CPU = torch.device("cpu")
 CURVE = Path(__file__).parents[2] / "docs" / "results" / "precision.csv"
@@ -31,12 +32,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run_settings(folder: Path, out: str, precision: str = "auto", **changes: Any) -> TrainSettings:
     return runs.run_settings(folder, out, precision=precision, **changes)
-
-
-def use_cpu(monkeypatch: pytest.MonkeyPatch, unit: str | None) -> None:
-    """A CPU that has this unit for bf16, or none."""
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: unit == "avx512_bf16")
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: unit == "amx_bf16")
 
 
 def test_auto_asks_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,6 +83,14 @@ def test_a_run_keeps_the_precision_it_began_with(
     assert train(run_settings(folder, "moved", steps=7)).precision == "fp32"
 
 
+def test_a_run_does_not_begin_in_bf16_without_a_unit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_cpu(monkeypatch, None)
+    expected = r"train: precision bf16: this CPU has no unit for it \(avx512_bf16, amx_bf16\).*; choose auto or fp32"
+    for begin in (preview, train):
+        with pytest.raises(GSAError, match=expected):
+            begin(run_settings(folder, "refused", steps=2, precision="bf16"))
+
+
 def test_no_unit_means_fp32(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use_cpu(monkeypatch, None)
     assert preview(run_settings(folder, "none", steps=2))[1].precision == "fp32"
@@ -117,7 +120,8 @@ def test_settings_that_cannot_be_read_name_no_precision(tmp_path: Path) -> None:
         assert recorded_precision(tmp_path) is None
 
 
-def test_a_few_steps_in_bf16_are_close_to_fp32(folder: Path) -> None:
+def test_a_few_steps_in_bf16_are_close_to_fp32(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_cpu(monkeypatch, "avx512_bf16")
     losses = {}
     for name in ("fp32", "bf16"):
         train(run_settings(folder, f"few-{name}", steps=8, precision=name))

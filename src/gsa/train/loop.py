@@ -31,7 +31,7 @@ from gsa.train.optimizer import adamw
 from gsa.train.peak import Peak, flops_per_token
 from gsa.train.plan import Plan
 from gsa.train.position import Outcome, Position, Spent
-from gsa.train.precision import AUTO
+from gsa.train.precision import AUTO, refuse_missing_unit
 from gsa.train.precision import told as precision_told
 from gsa.train.progress import Progress
 from gsa.train.sample import sample
@@ -86,10 +86,10 @@ class Trainer:
             weight_decay=settings.weight_decay,
             decay_all=settings.decay_all,
         )
-        if settings.precision == AUTO and state is not None:
-            strategy.precision = state["settings"].get(
-                "precision", AUTO
-            )  # which a run keeps, on whatever machine it goes on
+        if state is None:
+            refuse_missing_unit(settings.precision, strategy.device)
+        elif settings.precision == AUTO:  # a run keeps what it began with, on whatever machine it goes on
+            strategy.precision = state["settings"].get("precision", AUTO)
         strategy.start(model, optimizer, compile=settings.compile)
         self._settle(strategy.precision)
         if state is not None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import torch
 
+from gsa.errors import GSAError
+
 AUTO = "auto"
 UNITS = ("avx512_bf16", "amx_bf16")
 """What CPUs call the units that torch uses for products in bf16."""
@@ -28,14 +30,24 @@ def automatic(device: torch.device) -> str:
     return "fp32" if bf16_unit(device) is None else "bf16"
 
 
+def refuse_missing_unit(precision: str, device: torch.device) -> None:
+    """Raises if a run is to begin in bf16 where nothing computes in it."""
+    if precision == "bf16" and bf16_unit(device) is None:
+        raise GSAError(f"train: {_without_unit(device)}; choose auto or fp32")
+
+
+def _without_unit(device: torch.device) -> str:
+    return (
+        f"precision bf16: this {device.type.upper()} has no unit for it ({', '.join(UNITS)}), and products take about "
+        "a hundred times as long as in fp32"
+    )
+
+
 def told(precision: str, device: torch.device, *, asked: str) -> str | None:
     """A line about the precision of a run, where `asked` was in its settings; None if there is nothing to say."""
     unit = bf16_unit(device)
     if precision == "bf16" and unit is None:
-        return (
-            f"precision bf16: this {device.type.upper()} has no unit for it ({', '.join(UNITS)}), and products take "
-            "about a hundred times as long as in fp32"
-        )
+        return _without_unit(device)  # of a run that goes on: another began elsewhere
     if asked != AUTO:
         return None
     why = f"{unit} is there" if unit is not None else f"this {device.type.upper()} has no unit for bf16"

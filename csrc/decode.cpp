@@ -20,7 +20,7 @@ struct Decode {
     Decode(const DecodeCall& call, int threads, Arena& arena) : call(call), stream(arena, call) {
         const GsaDecoder& decoder = call.decoder;
         ColumnRoom room;
-        if (decoder.activations != GSA_ACTIVATIONS_FP32) room.words_per_quad = call.linear.words_per_quad(false);
+        room.words_per_quad = words_per_quad(call.linear, decoder.activations);
         room.include(decoder.head);
         for (int64_t i = 0; i < decoder.block_count; i++) {
             const GsaBlock& block = decoder.blocks[i];
@@ -75,7 +75,7 @@ struct Products {
 
     Products(const ProductsCall& call, int threads, Arena& arena) : call(call) {
         ColumnRoom room;
-        if (call.activations != GSA_ACTIVATIONS_FP32) room.words_per_quad = call.linear.words_per_quad(false);
+        room.words_per_quad = words_per_quad(call.linear, call.activations);
         for (int64_t i = 0; i < call.count; i++) room.include(*call.matrices[i]);
         own = arena.take<Columns>(threads);
         for (int t = 0; t < threads; t++) {

@@ -32,12 +32,14 @@ extern "C" int gsa_decode(const GsaDecoder* decoder, const int64_t* ids, const i
         const GsaBlock& block = decoder->blocks[i];
         for (int64_t j = 0; j < block.product_count; j++) bytes += bytes_of(described(block.products[j].matrix));
         const GsaMatrix* const others[] = {&block.output.matrix, &block.mlp.gate, &block.mlp.up, &block.mlp.down};
-        for (const GsaMatrix* matrix : others) bytes += bytes_of(described(*matrix));
+        for (const GsaMatrix* matrix : others)
+            if (matrix->weight != nullptr) bytes += bytes_of(described(*matrix));
     }
     threads = useful(threads, bytes, count);
     char* space = memory.get(kernels.decode_size(call, threads));
     if (space == nullptr) return 1;
     kernels.decode(call, threads, space);
+    memory.trim();
     return 0;
 }
 

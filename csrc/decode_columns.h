@@ -11,6 +11,12 @@ namespace {
 
 GSA_INLINE int64_t larger_of(int64_t a, int64_t b) { return a > b ? a : b; }
 
+// How activations are laid out; see Columns.
+inline int words_per_quad(const LinearKernels& linear, int activations) {
+    if (activations == GSA_ACTIVATIONS_FP32) return 0;
+    return linear.words_per_quad(activations == GSA_ACTIVATIONS_INT8_PORTABLE);
+}
+
 // Room for columns that suit any of some matrices.
 struct ColumnRoom {
     int64_t blocks = 0, groups = 0;  // along the longest row

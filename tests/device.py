@@ -25,6 +25,7 @@ def choose(name: str) -> None:
         DEVICE = torch.device("cuda", torch.cuda.current_device())
     else:
         os.environ["TRITON_INTERPRET"] = "1"
+        os.environ["CUDA_VISIBLE_DEVICES"] = os.environ["HIP_VISIBLE_DEVICES"] = ""  # `auto` means the CPU, too
         DEVICE = torch.device("cpu")
 
 

@@ -21,8 +21,8 @@ def find_device(name: str, what: str) -> torch.device:
     >>> find_device("cpu", "example")
     device(type='cpu')
     """
-    kind, _, number = str(name).partition(":")
-    if kind not in DEVICES or (number and (kind != "cuda" or not number.isdecimal())):
+    kind, colon, number = str(name).partition(":")
+    if kind not in DEVICES or (colon and (kind != "cuda" or not number.isdecimal())):
         raise GSAError(f"{what}: unknown device {name!r}; expected one of {', '.join(DEVICES)}, or cuda:1 and the like")
     if kind == "auto":
         return best_device()

@@ -8,6 +8,7 @@ from gsa.errors import GSAError
 from gsa.infer import Model
 from gsa.infer.compiled_runner import CompiledRunner, obstacle
 from gsa.infer.runner import Runner
+from gsa.infer.runners import make_runner
 from gsa.infer.torch_runner import TorchRunner
 from gsa.mixers.activations import FEATURE_MAPS
 from gsa.mixers.registry import MIXERS
@@ -295,3 +296,28 @@ def test_a_normaliser_does_not_stop_growing() -> None:
     grown = mine.take(0).layers[0]["log_z"] - 16
     assert torch.allclose(grown, torch.full_like(grown, 40 * torch.tensor(-16.0).exp()), atol=1e-6)
     assert (grown > 0).all()
+
+
+def test_whatever_torch_makes_by_default() -> None:
+    """Caches are what C++ takes them for, whatever dtype and device are torch's defaults."""
+    loaded = Model.load(model("attention"), "fp32")
+    expected = make_runner(loaded, 1).read(ids(20), None)[0]
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = make_runner(loaded, 1).read(ids(20), None)[0]
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(found, expected)
+
+
+def test_weights_that_moved_are_followed_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = Model.load(model("gsa"), "fp32")
+    runner = make_runner(loaded, 1)
+    expected = runner.read(ids(20), None)[0]
+    loaded.lm.share_memory()
+    with monkeypatch.context() as broken:
+        broken.setattr("gsa.infer.compiled_runner.described", lambda backbone: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            runner.read(ids(20), None)
+    assert torch.equal(runner.read(ids(20), None)[0], expected)
+    assert runner._addresses == runner._look()

@@ -131,4 +131,4 @@ def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
     for compute, name in UNITS.items():
         expected = f"Model: compute {compute} was asked for, and this CPU has no {name}; auto and fp32 run everywhere"
         with pytest.raises(GSAError, match=expected):
-            check_compute(compute, torch.device("cpu"))
+            check_compute(compute, "int8")

@@ -12,7 +12,7 @@ from gsa.errors import GSAError
 from gsa.infer import Model
 from gsa.infer.dense import DenseLinear
 from gsa.infer.layers import use_dense_layers
-from gsa.infer.model import check_choices
+from gsa.infer.model import chosen_device
 from gsa.infer.runners import make_runner
 from gsa.infer.torch_runner import TorchRunner
 from gsa.models.state import ModelState
@@ -94,16 +94,20 @@ def test_the_states_of_the_same_sequences_are_not_copied_from_step_to_step(monke
         torch.testing.assert_close(mine[:1], other)
 
 
-def test_formats_for_cpus_are_refused_elsewhere() -> None:
-    check_choices("bf16", "auto", torch.device("cuda"))
-    check_choices("int8", "auto", torch.device("cpu"))
-    with pytest.raises(GSAError, match="int8 weights are for CPUs, the device is cuda; choose bf16, or the device cpu"):
-        check_choices("int8", "auto", torch.device("cuda"))
-    with pytest.raises(GSAError, match="compute is chosen on CPUs only, where the device is cuda"):
-        check_choices("auto", "bf16", torch.device("cuda"))
+def test_what_only_cpus_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # as on a machine with a GPU
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    assert chosen_device("auto", "bf16", "auto") == chosen_device("cuda", "bf16", "auto") == gpu
+    assert chosen_device("auto", "bf16", "auto", best=cpu) == cpu  # where an LM is
+    for weights, compute in (("int8", "auto"), ("int4", "auto"), ("bf16", "fp32")):
+        assert chosen_device("auto", weights, compute) == chosen_device("cpu", weights, compute) == cpu
+    with pytest.raises(GSAError, match="int8 weights are for CPUs, and the device is cuda; choose the device cpu"):
+        chosen_device("cuda", "int8", "auto")
+    with pytest.raises(GSAError, match="a choice of compute is for CPUs, and the device is cuda"):
+        chosen_device("cuda", "auto", "fp32")
 
 
-@pytest.mark.parametrize("name", ["tpu", "cuda:x", "cpu:1", "auto:0", ""])
+@pytest.mark.parametrize("name", ["tpu", "cuda:x", "cuda:", "cpu:1", "cpu:", "auto:0", "auto:", ""])
 def test_unknown_devices(name: str) -> None:
     with pytest.raises(GSAError, match=rf"load: unknown device '{name}'; expected one of auto, cpu, cuda"):
         find_device(name, "load")

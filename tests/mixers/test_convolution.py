@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from gsa.errors import GSAError
 from gsa.mixers.activations import ACTIVATIONS
 from gsa.mixers.convolution import ShortConvolution, convolved
 from gsa.mixers.sequences import Sequences
@@ -97,3 +98,21 @@ def test_without_the_native_engine(monkeypatch: pytest.MonkeyPatch) -> None:
             patch.setattr(rows, "usable", lambda *tensors: False)
             for a, b in zip(found, conv(x, None, where), strict=True):
                 torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("length", [0, 9])
+def test_narrow_inputs_whether_or_not_a_second_derivative_is_wanted(length: int) -> None:
+    conv, where = ShortConvolution(8, 4, bias=True, activation="swish"), sequences(1, length, None)
+    x = torch.randn(1, length, 8).bfloat16().requires_grad_()
+    inputs = [x, *conv.parameters()]
+    once, again = (
+        torch.autograd.grad(conv(x, None, where)[0].float().sum(), inputs, create_graph=more) for more in (False, True)
+    )
+    for a, b in zip(once, again, strict=True):
+        torch.testing.assert_close(a.float(), b.float(), rtol=3e-2, atol=3e-2)
+
+
+def test_shapes_that_do_not_fit() -> None:
+    conv, x = ShortConvolution(8, 4, bias=True, activation="none"), torch.randn(2, 5, 8)
+    with pytest.raises(GSAError, match=r"convolution: past has the shape \[1, 3, 8\], expected \[2, 3, 8\]"):
+        conv(x, torch.zeros(1, 3, 8), sequences(2, 5, None))

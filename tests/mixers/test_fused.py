@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch.nn.functional import silu
 
-from gsa.mixers.fused import rms_norm, swiglu
+from gsa.mixers import mixer
+from gsa.mixers.fused import rms_norm, skip_gate, softplus, swiglu
 
 
 def plain_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -16,6 +17,8 @@ def plain_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 CASES: dict[str, tuple[Callable, Callable, tuple[tuple[int, ...], ...]]] = {
     "norm": (lambda x, w: rms_norm(x, w, 1e-3), plain_norm, ((2, 5, 3, 8), (8,))),
     "swiglu": (swiglu, lambda gate, up: silu(gate) * up, ((2, 5, 8), (2, 5, 8))),
+    "skip and gate": (skip_gate, lambda x, u, z, w: (x + w * u) * silu(z), (*[(2, 5, 8)] * 3, (8,))),
+    "softplus": (softplus, torch.nn.functional.softplus, ((2, 5, 8),)),
 }
 
 
@@ -34,7 +37,8 @@ def test_compiled_and_mapped(case: str) -> None:
     inputs = [torch.randn(shape, requires_grad=True) for shape in shapes]
     compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(*inputs), formula(*inputs))
-    gradients = torch.func.grad(lambda *tensors: function(*tensors).square().sum(), (0, 1))(*inputs)
+    places = tuple(range(len(inputs)))
+    gradients = torch.func.grad(lambda *tensors: function(*tensors).square().sum(), places)(*inputs)
     expected = torch.autograd.grad(formula(*inputs).square().sum(), inputs)
     for found, wanted in zip(gradients, expected, strict=True):
         torch.testing.assert_close(found, wanted)
@@ -86,3 +90,27 @@ def test_only_the_inputs_are_kept(case: str) -> None:
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.data_ptr()), lambda x: x):
         function(*inputs)
     assert set(kept) <= {x.data_ptr() for x in inputs}
+
+
+def test_inputs_that_depend_on_each_other() -> None:
+    """The first derivative is the same whether or not a second one is wanted."""
+    x, weight = (torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in ((3, 8), (8,)))
+    uses = {
+        "one input twice": lambda: swiglu(x, x),
+        "one made of another": lambda: skip_gate(x.sin(), x, x.exp(), weight),
+    }
+    for name, use in uses.items():
+        once, again = (torch.autograd.grad(use().sum(), x, create_graph=more)[0] for more in (False, True))
+        torch.testing.assert_close(again, once, msg=name)
+
+
+def test_a_layer_of_mamba_whether_or_not_a_second_derivative_is_wanted() -> None:
+    layer = mixer("mamba", hidden_size=16).double()
+    x = torch.randn(1, 9, 16, dtype=torch.float64, requires_grad=True)
+    once, again = (torch.autograd.grad(layer(x)[0].sum(), x, create_graph=more)[0] for more in (False, True))
+    torch.testing.assert_close(again, once)
+
+
+def test_on_the_meta_device() -> None:
+    with torch.device("meta"):
+        assert rms_norm(torch.empty(3, 8), torch.empty(8), 1e-6).shape == (3, 8)

@@ -46,10 +46,15 @@ def sanitized(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def test_under_the_sanitizers(sanitized: dict[str, str]) -> None:
     """The engine's tests with every access and every operation of the library checked."""
-    tests = [f"tests/ops/test_{name}.py" for name in ("engines", "native", "linear", "matmul", "selective_scan")]
+    tests = [
+        f"tests/ops/test_{name}.py" for name in ("engines", "native", "linear", "matmul", "selective_scan", "rows")
+    ]
+    tests += ["tests/mixers/test_convolution.py", "tests/infer/test_compiled_steps.py"]
     # Left out: gradcheck, which calls the same code thousands of times, and what starts other compilers or processes.
     left_out = ("gradcheck", "reference", "fork", "without", "TestResults", "compile")
-    chosen = " and ".join(("(native or linear or matmul)", *(f"not {name}" for name in left_out)))
+    chosen = " and ".join(
+        ("(native or linear or matmul or rows or convolution or compiled_steps)", *(f"not {name}" for name in left_out))
+    )
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-x", "-s", "-m", "not slow", "-k", chosen, *tests],
         cwd=ROOT,

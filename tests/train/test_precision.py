@@ -40,7 +40,7 @@ def test_auto_asks_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
         assert precision.bf16_unit(CPU) == unit
         assert precision.automatic(CPU) == chosen
         assert examine()["precision"]["auto"] == chosen or torch.cuda.is_available()
-        assert unit is None or unit in str(precision.told(chosen, CPU, asked="auto"))
+        assert unit is None or unit in str(precision.told(chosen, CPU, asked="auto", goes_on=False))
     for able, chosen in ((True, "bf16"), (False, "fp32")):
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation, able=able: able)
         assert precision.automatic(torch.device("cuda")) == chosen
@@ -51,13 +51,17 @@ def test_auto_is_the_default(folder: Path) -> None:
 
 
 def test_what_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(name: str, asked: str, goes_on: bool = False) -> str | None:
+        return precision.told(name, CPU, asked=asked, goes_on=goes_on)
+
     use_cpu(monkeypatch, None)
-    assert precision.told("fp32", CPU, asked="auto") == "precision fp32: chosen by auto, this CPU has no unit for bf16"
-    assert precision.told("fp32", CPU, asked="fp32") is None
-    assert "a hundred times as long" in str(precision.told("bf16", CPU, asked="bf16"))
+    assert told("fp32", "auto") == "precision fp32: chosen by auto, this CPU has no unit for bf16"
+    assert told("fp32", "fp32") is None
+    assert "a hundred times as long" in str(told("bf16", "bf16", goes_on=True))
     use_cpu(monkeypatch, "avx512_bf16")
-    assert precision.told("bf16", CPU, asked="bf16") is None
-    assert precision.told("fp32", CPU, asked="auto") == "precision fp32"  # of a run that goes on
+    assert told("bf16", "bf16") is None
+    assert told("fp32", "auto", goes_on=True) == "precision fp32, as the run began"
+    assert told("fp32", "auto") == "precision fp32: chosen by auto, as not every process has a unit for bf16"
 
 
 def test_a_run_keeps_the_precision_it_began_with(
@@ -86,9 +90,15 @@ def test_a_run_keeps_the_precision_it_began_with(
 def test_a_run_does_not_begin_in_bf16_without_a_unit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use_cpu(monkeypatch, None)
     expected = r"train: precision bf16: this CPU has no unit for it \(avx512_bf16, amx_bf16\).*; choose auto or fp32"
-    for begin in (preview, train):
-        with pytest.raises(GSAError, match=expected):
-            begin(run_settings(folder, "refused", steps=2, precision="bf16"))
+    settings = run_settings(folder, "refused", steps=2, precision="bf16")
+    with pytest.raises(GSAError, match=expected):
+        train(settings)
+    assert preview(settings)[1].precision == "bf16"  # which may be meant for another machine
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
+    with pytest.raises(GSAError, match="this GPU has no unit for it; choose fp16 or fp32"):
+        precision.refuse_missing_unit("bf16", torch.device("cuda"))
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    precision.refuse_missing_unit("bf16", CPU)  # nobody has asked such CPUs
 
 
 def test_no_unit_means_fp32(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

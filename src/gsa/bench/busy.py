@@ -90,7 +90,10 @@ def workloads(quick: bool) -> dict[str, Callable[[], object]]:
     from gsa.models import LM, ModelConfig
 
     lm = decode_model.random_model(decode_model.shape(quick))
-    sizes = {"gsa-tiny": Model.load("gsa-tiny", "bf16"), f"{lm.num_parameters / 1e6:.0f}M": Model.load(lm, "bf16")}
+    sizes = {
+        "gsa-tiny": Model.load("gsa-tiny", "bf16", device="cpu"),
+        f"{lm.num_parameters / 1e6:.0f}M": Model.load(lm, "bf16"),
+    }
     found = {f"token, {name}": decode_model.token(make_runner(model, 1), [0]) for name, model in sizes.items()}
     length = 512 if quick else 2048
     found["operator, forward"] = slots_and_softmax(Entry(4, 128, length, False), "native")[0]

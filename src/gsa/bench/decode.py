@@ -69,7 +69,7 @@ def measure(quick: bool, mixers: list[str], tick: Callable[[str], None]) -> dict
     tick("a token in every format")
     weights = decode_model.weights(models, seconds)
     tick("losses")
-    tiny = {name: Model.load("gsa-tiny", name) for name in FORMATS}
+    tiny = {name: Model.load("gsa-tiny", name, device="cpu") for name in FORMATS}
     length = 32 if quick else 256
     for name, loss in losses(tiny, of_a_book(length)).items():
         weights[name]["loss_tiny"] = loss

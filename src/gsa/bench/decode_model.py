@@ -234,7 +234,7 @@ def read_alone(setting: dict[str, Any]) -> dict[str, Any]:
     from gsa.infer import Engine
 
     torch.set_num_threads(setting["threads"])
-    engine = Engine("gsa-tiny", batch_size=1)
+    engine = Engine("gsa-tiny", device="cpu", batch_size=1)
     tokens = setting["tokens"]
     ids = torch.randint(engine.model.vocab_size, (tokens,), generator=torch.Generator().manual_seed(0))
     forget_peak()

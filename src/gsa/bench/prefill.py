@@ -105,7 +105,7 @@ def _models(source: LM | str) -> dict[str, Model]:
     from gsa.ops.matmul import missing_unit
 
     return {
-        f"{weights} {compute}": Model.load(source, weights, compute=compute)
+        f"{weights} {compute}": Model.load(source, weights, compute=compute, device="cpu")
         for weights, ways in WAYS.items()
         for compute in ways
         if compute == "fp32" or missing_unit(compute) is None

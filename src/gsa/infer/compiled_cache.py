@@ -32,7 +32,7 @@ class Cache:
         self.H, self.K, self.window = int(heads.heads), int(heads.key_width), window
         self._most = UNLIMITED if window is None else _blocks(window - 1 + MAX_COLUMNS) * CACHE_BLOCK
         self._positions = positions
-        self._rings = [torch.empty(0)] * places
+        self._rings = [torch.empty(0, dtype=torch.float32, device="cpu")] * places
         self._where, self._capacities, self._begins = (c_void_p * places)(), (c_int64 * places)(), (c_int64 * places)()
 
     def bind(self, block: GsaBlock) -> None:
@@ -52,7 +52,7 @@ class Cache:
         position, count = self._held(place)
         blocks, lanes = self._slots(place, position, count)
         keys, values = (x[blocks, lanes][None] for x in self._views(place))
-        return {"k": keys, "v": values, "position": torch.tensor([position])}
+        return {"k": keys, "v": values, "position": torch.tensor([position], device="cpu")}
 
     def reserve(self, place: int, tokens: int) -> int:
         """Makes room for so many tokens, of which at most 16 come at a time, and tells how many there is room for."""
@@ -75,8 +75,9 @@ class Cache:
         if needed:
             capacity = min(CACHE_BLOCK << (_blocks(needed) - 1).bit_length(), self._most)
         if capacity != self._capacities[place]:
+            size = self.H * capacity * (self.K + padded(self.K))
             with torch.inference_mode(False):  # else it could not be written to outside of inference mode
-                self._rings[place] = torch.empty(self.H * capacity * (self.K + padded(self.K)), device="cpu")
+                self._rings[place] = torch.empty(size, dtype=torch.float32, device="cpu")
             self._where[place], self._capacities[place] = address("cache", self._rings[place]), capacity
         count = keys.shape[0]
         self._positions[place], self._begins[place] = position, position - count
@@ -86,7 +87,7 @@ class Cache:
 
     def _slots(self, place: int, position: int, count: int) -> tuple[Tensor, Tensor]:
         """Where the last tokens before a position lie: the number of a slot by 16, and what is left."""
-        slots = torch.arange(position - count, position) % max(self._capacities[place], 1)
+        slots = torch.arange(position - count, position, device="cpu") % max(self._capacities[place], 1)
         return slots // PADDING, slots % PADDING
 
     def _views(self, place: int) -> tuple[Tensor, Tensor]:

@@ -179,7 +179,7 @@ def _retention(layer: Layer, mixer: Retention, shared: Tensor | None) -> None:
     memory.own = options.decay == "fixed"
     heads = options.num_attention_heads if memory.own else options.kv_heads
     _linear(layer, heads, options.key_width, options.value_width)
-    decay = torch.ones(heads)
+    decay = torch.ones(heads, dtype=torch.float32, device="cpu")
     if memory.own:
         decay = head_decay(heads, decay).exp()
     layer.constant_gates(decay[:, None].expand(heads, options.key_width))

@@ -135,6 +135,7 @@ class Parts:
 
     def numbers(self, name: str, x: Tensor) -> int:
         """Where the numbers of a tensor begin, which is kept from now on."""
+        assert x.dtype in (torch.float32, torch.float64)
         assert x.is_contiguous()
         self._alive.append(x)
         return address(name, x)

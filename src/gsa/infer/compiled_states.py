@@ -42,9 +42,9 @@ class States:
 
     def put(self, place: int, state: ModelState) -> None:
         """Copies the state of one sequence to a place."""
+        self._room[place] = 0  # first: whatever fails below, the next step looks at the caches again
         for mine, other in zip(self._layers, state.layers, strict=True):
             mine.put(place, other)
-        self._room[place] = 0
 
     def take(self, place: int) -> ModelState:
         """A copy of the state in a place."""

@@ -5,8 +5,6 @@ It is a choice of speed beside exactness, and no property of a model or a state:
 
 from __future__ import annotations
 
-import torch
-
 from gsa.errors import GSAError
 from gsa.ops.matmul import UNITS, missing_unit
 from gsa.ops.weights import DENSE
@@ -17,22 +15,21 @@ AUTO = {"fp32": "fp32", "bf16": "bf16", "int8": "int8", "int4": "int8"}
 weights in fp32 wants exact products; the others have given up more than the products do."""
 
 
-def check_compute(compute: str, device: torch.device) -> None:
-    """Refuses what does not exist or cannot be had on the device, before anything is loaded."""
+def check_compute(compute: str, weights: str) -> None:
+    """Refuses what does not exist or cannot be had with a format of weights, before anything is loaded."""
     if compute not in COMPUTE:
         raise GSAError(f"Model: unknown compute {compute!r}; expected one of {', '.join(COMPUTE)}")
-    if device.type != "cpu" and compute != "auto":
-        raise GSAError(f"Model: compute is chosen on CPUs only, where the device is {device} it is that of the weights")
     if compute in UNITS:
         missing = missing_unit(compute)
         if missing is not None:
             raise GSAError(f"Model: compute {compute} was asked for, and {missing}; auto and fp32 run everywhere")
+    if compute == "int8" and weights in DENSE:
+        raise GSAError(f"Model: compute int8 needs weights in int8 or int4, got {weights}")
 
 
 def chosen_compute(compute: str, weights: str) -> str:
     """fp32, bf16 or int8, for weights in a format."""
-    if compute == "int8" and weights in DENSE:
-        raise GSAError(f"Model: compute int8 needs weights in int8 or int4, got {weights}")
+    check_compute(compute, weights)
     return automatic(weights) if compute == "auto" else compute
 
 

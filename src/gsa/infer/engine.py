@@ -41,7 +41,7 @@ class Engine:
         model: What generates.
         weights: Format of the weights: "fp32", "bf16", "int8", "int4", or "auto".
         compute: What prompts are computed in: "fp32", "bf16", "int8", or "auto"; see `Model.load`.
-        device: Where it computes: "cpu", "cuda", or "auto", a GPU if torch can use one.
+        device: Where it computes: "cpu", "cuda", or "auto"; see `Model.load`.
         batch_size: Requests that are decoded together; others wait.
         prefix_bytes: Memory for the states of earlier prompts, from which prompts that begin alike go on; 0 is none.
 

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from gsa.infer.dense import DenseEmbedding, DenseLinear
 from gsa.mixers.activations import FeatureMap
 from gsa.mixers.norm import RMSNorm
-from gsa.models.backbone import SwiGLU
+from gsa.models.backbone import AddedSwiGLU, SwiGLU
 from gsa.ops.linear import MAX_COLUMNS, matvec
 from gsa.ops.matmul import matmul
 from gsa.ops.weights import DENSE, PackedWeight, pack
@@ -91,7 +91,7 @@ class InferenceLinear(nn.Module):
         return f"{self.packed_weight.K}, {self.packed_weight.N}, {self.packed_weight.format}, {self.compute}"
 
 
-class InferenceSwiGLU(SwiGLU):
+class InferenceSwiGLU(AddedSwiGLU):
     """An MLP over inference layers. For many tokens, norm, activation and residual are part of its two products."""
 
     def __init__(self, mlp: SwiGLU):
@@ -103,7 +103,7 @@ class InferenceSwiGLU(SwiGLU):
     def add_to(self, x: Tensor, norm: RMSNorm) -> Tensor:
         gate, up, down = (cast(InferenceLinear, layer) for layer in (self.gate_proj, self.up_proj, self.down_proj))
         if not gate.has_matmul(x):
-            return super().add_to(x, norm)
+            return x + self(norm(x))
         both, compute = [gate.packed_weight, up.packed_weight], gate.compute
         inner = matmul(both, x, compute=compute, norm=(norm.weight, norm.eps))
         return matmul(down.packed_weight, inner, compute=compute, swiglu=True, residual=x)

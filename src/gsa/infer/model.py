@@ -17,7 +17,7 @@ from gsa.models.checkpoint import read_model, stored_weights
 from gsa.models.init import without_memory
 from gsa.models.lm import LM
 from gsa.models.state import ModelState
-from gsa.ops.weights import DENSE, FORMATS
+from gsa.ops.weights import BITS, FORMATS
 from gsa.train.find import find_model, read_live, warn
 
 WEIGHTS = ("auto", *FORMATS)
@@ -58,14 +58,14 @@ class Model:
             compute: What products over many tokens, as when a prompt is read, are computed in: fp32, bf16, int8 (for
                 weights in int8 and int4), or `auto`, which is the format of the weights (int8 for int4) where the CPU
                 has a unit for such products, and else fp32. On GPUs it is the format of the weights.
-            device: `auto` is where an LM is, and for others a GPU if torch can use one.
+            device: `auto` is where an LM is, and for others a GPU if torch can use one; but the CPU for weights in int8
+                and int4 and where `compute` is chosen, which only CPUs have.
             say: Told of broken checkpoints of a run that are passed over.
         """
         if isinstance(source, LM):
-            place = source.lm_head.weight.device if device == "auto" else find_device(device, "Model")
-            check_choices(weights, compute, place)
+            place = chosen_device(device, weights, compute, source.lm_head.weight.device)
             return cls._of(_copied(source), weights, compute, place)
-        check_choices(weights, compute, find_device(device, "Model"))  # before a model is fetched
+        chosen_device(device, weights, compute)  # which refuses what cannot be, before a model is fetched
 
         def read() -> Model:
             return cls.from_folder(find_model(source, say).folder, weights, compute=compute, device=device)
@@ -75,8 +75,7 @@ class Model:
     @classmethod
     def from_folder(cls, folder: Path, weights: str = "auto", *, compute: str = "auto", device: str = "auto") -> Model:
         """The model of a folder with config.json and weights."""
-        place = find_device(device, "Model")
-        check_choices(weights, compute, place)
+        place = chosen_device(device, weights, compute)
         return cls._of(read_model(folder), weights, compute, place)
 
     @classmethod
@@ -129,13 +128,21 @@ class Model:
         return found
 
 
-def check_choices(weights: str, compute: str, device: torch.device) -> None:
-    """Refuses what does not exist, or not on the device, before anything is loaded."""
+def chosen_device(device: str, weights: str, compute: str, best: torch.device | None = None) -> torch.device:
+    """The device by name, where `auto` is the best that has these weights and products.
+
+    What does not exist, or not on a device that was named, is refused.
+    """
     if weights not in WEIGHTS:
         raise GSAError(f"Model: unknown weights {weights!r}; expected one of {', '.join(WEIGHTS)}")
-    check_compute(compute, device)
-    if device.type != "cpu" and weights not in ("auto", *DENSE):
-        raise GSAError(f"Model: {weights} weights are for CPUs, the device is {device}; choose bf16, or the device cpu")
+    check_compute(compute, weights)
+    found = best if best is not None and device == "auto" else find_device(device, "Model")
+    for_cpus = f"{weights} weights are" if weights in BITS else "a choice of compute is" if compute != "auto" else None
+    if found.type == "cpu" or for_cpus is None:
+        return found
+    if device == "auto":
+        return torch.device("cpu")
+    raise GSAError(f"Model: {for_cpus} for CPUs, and the device is {found}; choose the device cpu, or leave that out")
 
 
 def _copied(lm: LM) -> LM:

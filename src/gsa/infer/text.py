@@ -12,12 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gsa.data.tokenizer import Tokenizer, load_tokenizer
-from gsa.devices import find_device
 from gsa.errors import GSAError
 from gsa.files import read_json
 from gsa.infer.detokenizer import Detokenizer
 from gsa.infer.engine import Engine
-from gsa.infer.model import Model, check_choices
+from gsa.infer.model import Model, chosen_device
 from gsa.infer.reading import Ids
 from gsa.infer.requests import Alternatives, Token, Until
 from gsa.infer.state import State
@@ -72,7 +71,7 @@ class TextEngine:
 
         Broken checkpoints of a run that are passed over are told to `say`.
         """
-        check_choices(weights, compute, find_device(device, "Model"))  # before a model is fetched or read
+        chosen_device(device, weights, compute)  # refuses what cannot be, before a model is fetched or read
         return read_live(model, lambda: cls._read(find_model(model, say).folder, weights, compute, device, batch_size))
 
     @classmethod

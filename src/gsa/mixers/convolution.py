@@ -135,6 +135,7 @@ def convolved(x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | No
     past = _past(x, state, sequences, before)
     if not sequences.packed:
         stream = torch.cat([past, x], 1)
+        weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
         return F.conv1d(stream.transpose(1, 2), weight, bias, groups=C).transpose(1, 2)
     # Each tap reads the token so far back, or the state where the sequence does not reach so far.
     assert sequences.ids is not None

@@ -60,8 +60,10 @@ def softplus(x: Tensor) -> Tensor:
 
 def _product_dtype(x: Tensor) -> torch.dtype:
     """The dtype in which a product would take x."""
-    cast = x.dtype != torch.float64 and torch.is_autocast_enabled(x.device.type)
-    return torch.get_autocast_dtype(x.device.type) if cast else x.dtype
+    device = x.device.type
+    if x.dtype == torch.float64 or not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+        return x.dtype
+    return torch.get_autocast_dtype(device)
 
 
 def liger_for(x: Tensor) -> dict[str, Any] | None:
@@ -134,10 +136,16 @@ def gradients(
     records what is done."""
     again = torch.is_grad_enabled()
     with torch.enable_grad():
-        given = [x if x is None or (again and x.requires_grad) else x.detach().requires_grad_() for x in inputs]
+        # Views of their own: an input may be the same as another, or be computed from it, which is no path of this
+        # function.
+        given = [
+            x if x is None else x.view_as(x) if again and x.requires_grad else x.detach().requires_grad_()
+            for x in inputs
+        ]
         result = function(*given)
     wanted = [x for x in given if x is not None]
-    found = iter(torch.autograd.grad(result, wanted, grad.to(result.dtype), create_graph=again))
+    options = {"create_graph": again, "allow_unused": True, "materialize_grads": True}  # no token uses no weight
+    found = iter(torch.autograd.grad(result, wanted, grad.to(result.dtype), **options))
     return tuple(None if x is None else next(found) for x in given)
 
 

@@ -5,6 +5,7 @@ Shape letters: B batch, T time, D model width, L layers.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, cast
 
@@ -34,9 +35,13 @@ class SwiGLU(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(swiglu(self.gate_proj(x), self.up_proj(x)))
 
+
+class AddedSwiGLU(SwiGLU):
+    """One that can do more than its own part, in fewer passes over memory."""
+
+    @abstractmethod
     def add_to(self, x: Tensor, norm: RMSNorm) -> Tensor:
         """x + MLP(norm(x))"""
-        return x + self(norm(x))
 
 
 class Block(nn.Module):
@@ -69,8 +74,10 @@ class Block(nn.Module):
     ) -> tuple[Tensor, State | None]:
         y, state = self.mixer(self.mixer_norm(x), state, sequences=sequences, return_state=return_state, shared=shared)
         x = x + y
-        if self.mlp is not None:
+        if isinstance(self.mlp, AddedSwiGLU):
             x = self.mlp.add_to(x, self.mlp_norm)
+        elif self.mlp is not None:
+            x = x + self.mlp(self.mlp_norm(x))
         return x, state
 
 

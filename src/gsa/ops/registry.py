@@ -59,6 +59,11 @@ def use_backend(name: str) -> Iterator[None]:
         _chosen.name = previous
 
 
+def chosen() -> str:
+    """What `use_backend` says: an engine, or "auto"."""
+    return _chosen.name
+
+
 def engine_name(backend: str, device: torch.device, operation: str = "gated_slot_attention") -> str:
     """The engine asked for, by name or by `use_backend`, or the best one for the device that has the operation."""
     if not isinstance(backend, str):

@@ -91,7 +91,7 @@ class Trainer:
         elif settings.precision == AUTO:  # a run keeps what it began with, on whatever machine it goes on
             strategy.precision = state["settings"].get("precision", AUTO)
         strategy.start(model, optimizer, compile=settings.compile)
-        self._settle(strategy.precision)
+        self._settle(strategy.precision, goes_on=state is not None)
         if state is not None:
             self.position = self._position(state)
             strategy.load(
@@ -105,13 +105,13 @@ class Trainer:
             if state is not None and state["settings"].get("ema") is not None:
                 strategy.load_ema(checkpoint.tensors("ema") if checkpoint else {})
 
-    def _settle(self, precision: str) -> None:
+    def _settle(self, precision: str, *, goes_on: bool) -> None:
         """Has the run's records name the precision that was chosen, and says which it is."""
         asked = self.plan.settings.precision
         self.plan = replace(self.plan, settings=replace(self.plan.settings, precision=precision))
         if self.folder:
             self.folder.plan = self.plan
-        if line := precision_told(precision, self.strategy.device, asked=asked):
+        if line := precision_told(precision, self.strategy.device, asked=asked, goes_on=goes_on):
             self.say(line)
 
     def _position(self, state: dict[str, Any]) -> Position:

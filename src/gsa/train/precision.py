@@ -6,6 +6,8 @@ long. So the CPU is asked, and never a clock: the choice is the same from run to
 
 from __future__ import annotations
 
+import platform
+
 import torch
 
 from gsa.errors import GSAError
@@ -13,6 +15,7 @@ from gsa.errors import GSAError
 AUTO = "auto"
 UNITS = ("avx512_bf16", "amx_bf16")
 """What CPUs call the units that torch uses for products in bf16."""
+X86 = ("x86_64", "AMD64", "i686")
 
 
 def bf16_unit(device: torch.device) -> str | None:
@@ -31,27 +34,32 @@ def automatic(device: torch.device) -> str:
 
 
 def refuse_missing_unit(precision: str, device: torch.device) -> None:
-    """Raises if a run is to begin in bf16 where nothing computes in it."""
-    if precision == "bf16" and bf16_unit(device) is None:
-        raise GSAError(f"train: {_without_unit(device)}; choose auto or fp32")
+    """Raises if a run is to begin in bf16 where nothing computes in it, as far as known: on x86 CPUs and GPUs."""
+    if precision != "bf16" or bf16_unit(device) is not None:
+        return
+    if device.type == "cuda" or platform.machine() in X86:
+        raise GSAError(f"train: {_without_unit(device)}; choose {'fp16' if device.type == 'cuda' else 'auto'} or fp32")
 
 
 def _without_unit(device: torch.device) -> str:
+    if device.type == "cuda":
+        return "precision bf16: this GPU has no unit for it"
     return (
         f"precision bf16: this {device.type.upper()} has no unit for it ({', '.join(UNITS)}), and products take about "
         "a hundred times as long as in fp32"
     )
 
 
-def told(precision: str, device: torch.device, *, asked: str) -> str | None:
+def told(precision: str, device: torch.device, *, asked: str, goes_on: bool) -> str | None:
     """A line about the precision of a run, where `asked` was in its settings; None if there is nothing to say."""
     unit = bf16_unit(device)
     if precision == "bf16" and unit is None:
         return _without_unit(device)  # of a run that goes on: another began elsewhere
     if asked != AUTO:
         return None
+    if goes_on:
+        return f"precision {precision}, as the run began"
+    if precision != automatic(device):
+        return f"precision {precision}: chosen by auto, as not every process has a unit for bf16"
     why = f"{unit} is there" if unit is not None else f"this {device.type.upper()} has no unit for bf16"
-    # A run that goes on, or has a process on another machine, need not take what this one would.
-    return (
-        f"precision {precision}: chosen by auto, {why}" if precision == automatic(device) else f"precision {precision}"
-    )
+    return f"precision {precision}: chosen by auto, {why}"

@@ -16,7 +16,7 @@ from gsa.train.loop import Trainer
 from gsa.train.metrics import Metrics
 from gsa.train.plan import Plan, make_plan
 from gsa.train.position import Outcome
-from gsa.train.precision import AUTO, automatic, refuse_missing_unit
+from gsa.train.precision import AUTO, automatic
 from gsa.train.progress import Progress
 from gsa.train.settings import TrainSettings
 from gsa.train.strategies import Strategy, strategy
@@ -69,11 +69,9 @@ def preview(settings: TrainSettings) -> tuple[Plan, Estimate]:
     plan, processes = _prepared(settings), launched_processes()
     rows = rows_at_once(settings.batch_size, settings.micro_batch_size, processes)
     device = find_device(settings.device, "engine")
-    precision, begun = settings.precision, recorded_precision(plan.out)
-    if begun is None:
-        refuse_missing_unit(precision, device)
+    precision = settings.precision
     if precision == AUTO:
-        precision = begun or automatic(device)
+        precision = recorded_precision(plan.out) or automatic(device)
     found = estimate(
         plan.config,
         length=settings.length,

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gsa.errors import GSAError
 from gsa.ops.memory import require_memory
 from gsa.ops.native.arguments import Arguments
 from gsa.ops.native.library import declare
@@ -47,7 +48,7 @@ def backward(
     dx, dweight, dbias = empty(tuple(x.shape), x.dtype), empty((K, C), dtype), empty((C,), dtype)
     arguments = _arguments(x, weight, bias, past, cu_seqlens, function, d_y=grad, dx=dx)
     N = arguments.struct.shape.sequences
-    dpast = torch.zeros(N, K - 1, C, dtype=dtype)  # zeros, as a sequence may have no tokens
+    dpast = torch.zeros(N, K - 1, C, dtype=dtype, device="cpu")  # zeros, as a sequence may have no tokens
     arguments.results(dweight=dweight, dbias=dbias, dpast=dpast)
     arguments.run(_compiled(), 1)
     return (
@@ -73,7 +74,16 @@ def _arguments(
     arguments.tensors(**{name: t.unsqueeze(2) for name, t in {"x": x, **tensors}.items()})
     arguments.states(dtype, weight=weight[:, 0].T, bias=bias, past=past)
     arguments.shape(x.unsqueeze(2), 1, cu_seqlens)
+    _check_shapes(arguments.struct.shape.sequences, x, weight, bias, past)
     return arguments
+
+
+def _check_shapes(N: int, x: Tensor, weight: Tensor, bias: Tensor | None, past: Tensor | None) -> None:
+    C, K = x.shape[-1], weight.shape[2]
+    expected = {"weight": (weight, (C, 1, K)), "bias": (bias, (C,)), "past": (past, (N, K - 1, C))}
+    for name, (tensor, shape) in expected.items():
+        if tensor is not None and tuple(tensor.shape) != shape:
+            raise GSAError(f"convolution: {name} has the shape {list(tensor.shape)}, expected {list(shape)}")
 
 
 @lru_cache(None)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from gsa.errors import GSAError
 from gsa.ops.memory import address
 from gsa.ops.native.library import check_memory, declare
 from gsa.ops.native.structs import COMPUTE_CODES, INPUT_CODES, int32
@@ -66,6 +67,8 @@ def matmul(
 
 def unit_rate(compute: str, seconds: float) -> float:
     """Operations a second, each half a multiplication and addition, that the unit for "bf16" or "int8" does at most."""
+    if not has_unit(compute):
+        raise GSAError(f"unit_rate: there is no unit for {compute} here")
     rounds, best, end = 1 << 18, 0.0, time.perf_counter() + seconds
     while best == 0 or time.perf_counter() < end:
         begun = time.perf_counter()

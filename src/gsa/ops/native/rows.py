@@ -20,6 +20,7 @@ from gsa.ops.native.library import declare
 from gsa.ops.native.results import empty
 from gsa.ops.native.structs import DTYPE_CODES, ROWS_CODES, GsaCrossEntropy, GsaRows, int32
 from gsa.ops.operators import needs_operator
+from gsa.ops.registry import chosen
 from gsa.ops.state import compute_dtype
 from gsa.ops.transforms import in_forward_mode
 
@@ -30,6 +31,7 @@ def usable(*tensors: Tensor | None) -> bool:
     return (
         not torch.compiler.is_compiling()
         and library.unavailable(None) is None
+        and chosen() in ("auto", "native")
         and all(x is None or _fits(x) for x in tensors)
         and not needs_operator(*tensors)
         and not in_forward_mode()

@@ -126,8 +126,8 @@ def _show(report: dict[str, Any]) -> None:
     table.add_row("auto", f"picks {report['auto_on_cpu']} on the CPU")
     for compute, missing in report["units"].items():
         table.add_row(f"products in {compute}", "ready" if missing is None else f"not here: {missing}")
-    chosen = ", ".join(f"{compute} for {weights}" for weights, compute in report["auto_compute"].items())
-    table.add_row("compute auto", f"prompts in {chosen} weights")
+    chosen = "; ".join(f"{weights} weights: {compute}" for weights, compute in report["auto_compute"].items())
+    table.add_row("compute auto", f"prompts on the CPU, {chosen}")
     precision = report["precision"]
     unit = precision["bf16_unit"] or "no unit for bf16"
     table.add_row("training", f"precision auto is {precision['auto']} on the {precision['device'].upper()} ({unit})")

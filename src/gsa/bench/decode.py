@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from gsa.bench.arguments import prepare, require_native
+from gsa.bench.arguments import listed, prepare, require_native
 from gsa.extras import require
 from gsa.table import show
 
@@ -35,19 +35,19 @@ def decode(
 
     Args:
         threads: Threads of torch; its own choice by default.
-        mixers: Mixers to show beside their bounds, separated by commas, or `all`, or `none`.
+        mixers: Mixers to show beside their bounds, with commas between, or `all`, or `none`.
         quick: A model of three layers, and short texts: a minute, to see that it works.
         json: Print JSON instead of tables.
         markdown: Print the tables as Markdown.
     """
     from rich.console import Console
 
-    from gsa.bench.decode_mixers import mixers_of
     from gsa.bench.decode_tables import tables
+    from gsa.mixers.registry import MIXERS
 
     prepare("bench", json=json, markdown=markdown, threads=threads)
     require_native()
-    names = mixers_of(mixers)
+    names = listed("mixers", mixers, MIXERS, {"all": MIXERS, "none": ()})
     with Console(stderr=True).status("making the models") as status:
         report = measure(quick, names, lambda what: status.update(what))
     show(report, tables(report), json=json, markdown=markdown)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from gsa.bench import decode_model
-from gsa.errors import GSAError
 
 if TYPE_CHECKING:
     from gsa.infer import Model
@@ -16,22 +15,6 @@ if TYPE_CHECKING:
 CONTEXT = 2048
 """Tokens that attention has in its cache."""
 FORMATS = ("bf16", "int4")
-
-
-def mixers_of(names: str) -> list[str]:
-    """The mixers of a list such as `gsa,gla`, of `all` or of `none`."""
-    from gsa.mixers.registry import MIXERS, suggestion
-
-    if names in ("all", "none"):
-        return list(MIXERS) if names == "all" else []
-    found = [name.strip() for name in names.split(",")]
-    for name in found:
-        if name not in MIXERS:
-            known = ", ".join(MIXERS)
-            raise GSAError(
-                f"bench: unknown mixer {name!r}{suggestion(name, MIXERS)}; expected all, none, or of {known}"
-            )
-    return found
 
 
 def shape_of(mixer: str, quick: bool) -> ModelConfig:

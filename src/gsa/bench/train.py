@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from gsa.bench.arguments import prepare
+from gsa.bench.arguments import listed, listed_numbers, prepare
 from gsa.errors import GSAError
 from gsa.table import Column, Table, show
 
@@ -49,7 +49,7 @@ class Row:
 
 def train(
     lengths: str = "2048,8192",
-    mixers: str | None = None,
+    mixers: str = "all",
     precision: str = "auto",
     threads: int | None = None,
     rounds: int = 3,
@@ -64,7 +64,7 @@ def train(
 
     Args:
         lengths: Lengths of the sequence, with commas between.
-        mixers: Mixers to measure, with commas between; all by default. Attention is always among them.
+        mixers: Mixers to measure, with commas between, or `all`. Attention is always among them.
         precision: Of the passes, fp32, bf16, or auto: bf16 where the CPU has units for it. Several with commas between
             are measured beside each other.
         threads: Threads of torch; its own choice by default.
@@ -74,13 +74,8 @@ def train(
     """
     from gsa.train.heap import keep_large_blocks
 
-    chosen = list(MODELS) if mixers is None else list(dict.fromkeys(["attention", *mixers.split(",")]))
-    for name in chosen:
-        if name not in MODELS:
-            raise GSAError(f"bench: unknown mixer {name!r}; expected some of {', '.join(MODELS)}")
-    numbers = [int(text) if text.strip().isdecimal() else 0 for text in lengths.split(",")]
-    if min(numbers) < 2:
-        raise GSAError(f"bench: lengths must be whole numbers from 2, with commas between, got {lengths!r}")
+    chosen = list(dict.fromkeys(["attention", *listed("mixers", mixers, MODELS, {"all": MODELS})]))
+    numbers = listed_numbers("lengths", lengths, least=2)
     precisions = _precisions(precision)
     prepare("bench", json=json, markdown=markdown, threads=threads, rounds=rounds)
     keep_large_blocks()  # as `gsa train` does
@@ -94,14 +89,11 @@ def _precisions(text: str) -> list[str]:
 
     from gsa.train.precision import AUTO, UNITS, automatic, bf16_unit
 
-    device, found = torch.device("cpu"), []
-    for name in text.split(","):
-        if name not in (AUTO, "fp32", "bf16"):
-            raise GSAError(f"bench: precision must be auto, fp32 or bf16, or several with commas between, got {text!r}")
-        if name == "bf16" and bf16_unit(device) is None:
-            raise GSAError(f"bench: this CPU has no unit for bf16 ({', '.join(UNITS)}), a step would take minutes")
-        found.append(automatic(device) if name == AUTO else name)
-    return list(dict.fromkeys(found))
+    device = torch.device("cpu")
+    found = listed("precision", text, ("fp32", "bf16"), {AUTO: [automatic(device)]})
+    if "bf16" in found and bf16_unit(device) is None:
+        raise GSAError(f"bench: this CPU has no unit for bf16 ({', '.join(UNITS)}), a step would take minutes")
+    return found
 
 
 def measure(

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from gsa.data.prepare import prepare
+from gsa.train.precision import UNITS
 from gsa.train.settings import TrainSettings
 
 ALICE = Path(__file__).parent.parent / "material" / "alice.txt"
@@ -79,5 +80,6 @@ def wait_for_steps(process: subprocess.Popen[str], run: Path) -> None:
 
 def use_cpu(monkeypatch: pytest.MonkeyPatch, unit: str | None) -> None:
     """A CPU that has this unit for bf16, or none."""
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: unit == "avx512_bf16")
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: unit == "amx_bf16")
+    assert unit in (*UNITS, None)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: unit == "AVX-512 BF16")
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: unit == "AMX BF16")

@@ -184,7 +184,7 @@ def test_accumulation_gives_the_same_losses(folder: Path, whole: Path, tmp_path:
 def test_every_setting_changes_the_run(
     folder: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, object]
 ) -> None:
-    use_cpu(monkeypatch, "avx512_bf16")  # bf16 is right on every CPU, but refused where it is slow
+    use_cpu(monkeypatch, "AVX-512 BF16")  # bf16 is right on every CPU, but refused where it is slow
     train(run_settings(folder, str(tmp_path / "run"), **change))
     found = losses(tmp_path / "run")
     assert found != losses(whole)

@@ -35,7 +35,7 @@ def run_settings(folder: Path, out: str, precision: str = "auto", **changes: Any
 
 
 def test_auto_asks_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    for unit, chosen in (("avx512_bf16", "bf16"), ("amx_bf16", "bf16"), (None, "fp32")):
+    for unit, chosen in (("AVX-512 BF16", "bf16"), ("AMX BF16", "bf16"), (None, "fp32")):
         use_cpu(monkeypatch, unit)
         assert precision.bf16_unit(CPU) == unit
         assert precision.automatic(CPU) == chosen
@@ -58,7 +58,7 @@ def test_what_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert told("fp32", "auto") == "precision fp32: chosen by auto, this CPU has no unit for bf16"
     assert told("fp32", "fp32") is None
     assert "a hundred times as long" in str(told("bf16", "bf16", goes_on=True))
-    use_cpu(monkeypatch, "avx512_bf16")
+    use_cpu(monkeypatch, "AVX-512 BF16")
     assert told("bf16", "bf16") is None
     assert told("fp32", "auto", goes_on=True) == "precision fp32, as the run began"
     assert told("fp32", "auto") == "precision fp32: chosen by auto, as not every process has a unit for bf16"
@@ -67,10 +67,10 @@ def test_what_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_run_keeps_the_precision_it_began_with(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    use_cpu(monkeypatch, "avx512_bf16")
+    use_cpu(monkeypatch, "AVX-512 BF16")
     whole = train(run_settings(folder, "whole", steps=4, save_every=2))
     assert whole.precision == "bf16"
-    assert "precision bf16: chosen by auto, avx512_bf16 is there" in capsys.readouterr().err
+    assert "precision bf16: chosen by auto, AVX-512 BF16 is there" in capsys.readouterr().err
     # The same, but from the third step on a machine that would choose otherwise.
     train(run_settings(folder, "moved", steps=2, save_every=2, lr=3e-3))
     assert json.loads((folder / "moved" / "settings.json").read_text())["settings"]["precision"] == "bf16"
@@ -79,7 +79,7 @@ def test_a_run_keeps_the_precision_it_began_with(
     moved = train(run_settings(folder, "moved", steps=4, save_every=2))
     assert moved.precision == "bf16"
     said = capsys.readouterr().err
-    assert "precision bf16: this CPU has no unit for it (avx512_bf16, amx_bf16)" in said
+    assert "precision bf16: this CPU has no unit for it (AVX-512 BF16, AMX BF16)" in said
     assert "from now on" not in said.replace("steps was 2 until here, and is 4 from now on", "")
     # A wish is followed, and said.
     assert train(run_settings(folder, "moved", steps=6, precision="fp32")).precision == "fp32"
@@ -89,7 +89,7 @@ def test_a_run_keeps_the_precision_it_began_with(
 
 def test_a_run_does_not_begin_in_bf16_without_a_unit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use_cpu(monkeypatch, None)
-    expected = r"train: precision bf16: this CPU has no unit for it \(avx512_bf16, amx_bf16\).*; choose auto or fp32"
+    expected = r"train: precision bf16: this CPU has no unit for it \(AVX-512 BF16, AMX BF16\).*; choose auto or fp32"
     settings = run_settings(folder, "refused", steps=2, precision="bf16")
     with pytest.raises(GSAError, match=expected):
         train(settings)
@@ -111,7 +111,7 @@ def test_no_unit_means_fp32(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_all_processes_take_what_the_weakest_can(monkeypatch: pytest.MonkeyPatch) -> None:
-    use_cpu(monkeypatch, "avx512_bf16")
+    use_cpu(monkeypatch, "AVX-512 BF16")
     from gsa.models import LM, ModelConfig
 
     for able, chosen in ((2, "bf16"), (1, "fp32")):
@@ -131,7 +131,7 @@ def test_settings_that_cannot_be_read_name_no_precision(tmp_path: Path) -> None:
 
 
 def test_a_few_steps_in_bf16_are_close_to_fp32(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    use_cpu(monkeypatch, "avx512_bf16")
+    use_cpu(monkeypatch, "AVX-512 BF16")
     losses = {}
     for name in ("fp32", "bf16"):
         train(run_settings(folder, f"few-{name}", steps=8, precision=name))

@@ -11,10 +11,11 @@ import platform
 import torch
 
 from gsa.errors import GSAError
+from gsa.ops.matmul import UNITS as PRODUCT_UNITS
 
 AUTO = "auto"
-UNITS = ("avx512_bf16", "amx_bf16")
-"""What CPUs call the units that torch uses for products in bf16."""
+UNITS = (PRODUCT_UNITS["bf16"], "AMX BF16")
+"""The units of CPUs that torch uses for products in bf16: the one of our own products, and one that only torch uses."""
 X86 = ("x86_64", "AMD64", "i686")
 
 

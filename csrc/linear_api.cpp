@@ -1,6 +1,7 @@
 // The C functions of linear.h's kernels: working memory, and rows shared out among threads.
 #include <atomic>
 
+#include "arena.h"
 #include "isa.h"
 #include "linear.h"
 #include "memory.h"
@@ -40,15 +41,13 @@ class Pieces {
 
 thread_local WorkingMemory memory;
 
-struct Offsets {
-    size_t used = 0;
-
-    size_t add(size_t bytes) {
-        const size_t offset = used;
-        used += (bytes + 63) / 64 * 64;
-        return offset;
-    }
-};
+// Room for the count and layout of columns that are given.
+void place(Arena& arena, const Matrix& m, Columns& columns) {
+    const size_t count = static_cast<size_t>(columns.count), words = block_words(columns.words_per_quad);
+    columns.x = arena.take<float>(count * columns.stride);
+    columns.group_sum = arena.take<float>(count * m.groups);
+    columns.words = arena.take<int32_t>(columns.words_per_quad == 0 ? 0 : count * m.blocks * words);
+}
 
 // Columns in working memory; false if there is none.
 bool prepare(const LinearKernels& kernels, const Matrix& m, const Input& input, int activations, Columns& columns) {
@@ -60,17 +59,12 @@ bool prepare(const LinearKernels& kernels, const Matrix& m, const Input& input, 
     const bool integers = activations != GSA_ACTIVATIONS_FP32;
     columns.stride = m.blocks * kBlockColumns;
     if (integers) columns.words_per_quad = kernels.words_per_quad(activations == GSA_ACTIVATIONS_INT8_PORTABLE);
-    const size_t count = static_cast<size_t>(columns.count), per_block = integers ? count * m.blocks : 0;
-    Offsets offsets;
-    const size_t x = offsets.add(count * columns.stride * sizeof(float));
-    const size_t group_sum = offsets.add(count * m.groups * sizeof(float));
-    const size_t words = offsets.add(per_block * block_words(columns.words_per_quad) * sizeof(int32_t));
-    char* space = memory.get(offsets.used);
-    if (space == nullptr) return false;
-    kernels.read_input(input, m.K, columns.stride, columns.count, reinterpret_cast<float*>(space + x));
-    columns.x = reinterpret_cast<float*>(space + x);
-    columns.group_sum = reinterpret_cast<float*>(space + group_sum);
-    columns.words = reinterpret_cast<int32_t*>(space + words);
+    Arena size;
+    place(size, m, columns);
+    Arena arena{memory.get(size.used)};
+    if (arena.base == nullptr) return false;
+    place(arena, m, columns);
+    kernels.read_input(input, m.K, columns.stride, columns.count, columns.x);
     if (integers) {
         kernels.quantise(m, columns);
     } else {

@@ -1,6 +1,7 @@
 // The C functions of matmul.h's kernels: working memory, and columns and rows shared out among threads.
 #include <atomic>
 
+#include "arena.h"
 #include "isa.h"
 #include "linear.h"
 #include "matmul.h"
@@ -12,19 +13,6 @@ namespace gsa {
 namespace {
 
 thread_local WorkingMemory memory;
-
-// The parts of a call's working memory; without `base`, it only counts what they need.
-struct Room {
-    char* base = nullptr;
-    size_t used = 0;
-
-    template <class T>
-    T* take(size_t count) {
-        const size_t offset = used;
-        used += (count * sizeof(T) + 63) / 64 * 64;
-        return base == nullptr ? nullptr : reinterpret_cast<T*>(base + offset);
-    }
-};
 
 // One call. First the columns become what the kernels read, tile by tile; then they meet the rows, panel by panel.
 struct Matmul {
@@ -63,18 +51,18 @@ struct Matmul {
         }
     }
 
-    void place(Room& room, int threads) {
+    void place(Arena& arena, int threads) {
         const size_t all = static_cast<size_t>(count), many = static_cast<size_t>(threads);
         const size_t length = static_cast<size_t>(first.blocks * kBlockColumns);
-        own_x = room.take<float>(many * kTileColumns * length);
+        own_x = arena.take<float>(many * kTileColumns * length);
         if (!integers()) {
-            own_panel = room.take<uint32_t>(many * pairs_of(first) * kPanelRows);
-            tiles = room.take<uint32_t>(tile_count() * tile_size());
+            own_panel = arena.take<uint32_t>(many * pairs_of(first) * kPanelRows);
+            tiles = arena.take<uint32_t>(tile_count() * tile_size());
             return;
         }
         columns.count = static_cast<int>(count);
         columns.words_per_quad = linear.words_per_quad(portable());
-        columns.words = room.take<int32_t>(all * first.blocks * block_words(columns.words_per_quad));
+        columns.words = arena.take<int32_t>(all * first.blocks * block_words(columns.words_per_quad));
     }
 
     // One tile, by the thread of this rank.
@@ -164,11 +152,11 @@ extern "C" int gsa_matmul(const GsaMatrix* const* matrices, int64_t number, int 
                   count,         compute,       residual, y};
     matmul.describe();
     const double numbers = static_cast<double>(count) * static_cast<double>(matmul.first.K);
-    Room size;
+    Arena size;
     matmul.place(size, threads);
-    Room room{memory.get(size.used)};
-    if (room.base == nullptr) return 1;
-    matmul.place(room, threads);
+    Arena arena{memory.get(size.used)};
+    if (arena.base == nullptr) return 1;
+    matmul.place(arena, threads);
     as_they_come(useful_threads(threads, 8 * numbers, kOperations), work<&Matmul::convert, tiles_of>, &matmul);
     matmul.next.store(0);
     as_they_come(useful_threads(threads, 2 * numbers * static_cast<double>(matmul.width), kOperations),

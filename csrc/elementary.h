@@ -121,6 +121,7 @@ void read_out(int readout, const T* x, int M, int padded, T* p) {
             total += e;
             store(p + whole, e);
         }
+        for (int i = whole + W; i < padded; i += W) store(p + i, Vec<T>{});  // where `padded` is more than one vector's
         const T inverse = T(1) / sum<T>(total);
         for (int i = 0; i < padded; i += W) store(p + i, load(p + i) * inverse);
         return;

@@ -11,7 +11,7 @@ import ctypes
 import os
 import platform
 
-TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # parameters of mallopt, from malloc.h
+TRIM_THRESHOLD, MMAP_THRESHOLD, MMAP_MAX = -1, -3, -4  # parameters of mallopt, from malloc.h
 MOST = 2**31 - 1  # bytes: the largest value that mallopt takes
 
 
@@ -25,4 +25,7 @@ def keep_large_blocks() -> bool:
     ):
         return False
     mallopt = ctypes.CDLL(None).mallopt
-    return all(mallopt(parameter, MOST) == 1 for parameter in (MMAP_THRESHOLD, TRIM_THRESHOLD))
+    # Older versions refuse thresholds above 32 MB. There no block at all is mapped by itself, which also keeps those of
+    # more than 2 GB.
+    unmapped = mallopt(MMAP_THRESHOLD, MOST) == 1 or mallopt(MMAP_MAX, 0) == 1
+    return unmapped and mallopt(TRIM_THRESHOLD, MOST) == 1

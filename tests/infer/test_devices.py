@@ -3,11 +3,14 @@
 On a CPU the same layers run with kernels in Triton's interpreter; `pytest --device cuda` runs them on a GPU.
 """
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from gsa import LM, Engine, Sampling
-from gsa.devices import find_device
+from gsa.cli import main
+from gsa.devices import find_device, use_device
 from gsa.errors import GSAError
 from gsa.infer import Model
 from gsa.infer.dense import DenseLinear
@@ -107,7 +110,9 @@ def test_what_only_cpus_have(monkeypatch: pytest.MonkeyPatch) -> None:
         chosen_device("cuda", "auto", "fp32")
 
 
-@pytest.mark.parametrize("name", ["tpu", "cuda:x", "cuda:", "cpu:1", "cpu:", "auto:0", "auto:", ""])
+@pytest.mark.parametrize(
+    "name", ["tpu", "cuda:x", "cuda:", "cpu:1", "cpu:", "auto:0", "auto:", "cuda:-1", "cuda:1:2", "cuda:99999", ""]
+)
 def test_unknown_devices(name: str) -> None:
     with pytest.raises(GSAError, match=rf"load: unknown device '{name}'; expected one of auto, cpu, cuda"):
         find_device(name, "load")
@@ -116,12 +121,48 @@ def test_unknown_devices(name: str) -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there() -> None:
     assert find_device("auto", "load") == torch.device("cpu")
-    for make in (
-        lambda: Model.load("gsa-tiny", device="cuda"),
-        lambda: Engine("gsa-tiny", device="cuda:1"),
+    for make, name in (
+        (lambda: Model.load("gsa-tiny", device="cuda"), "cuda"),
+        (lambda: Engine("gsa-tiny", device="cuda:1"), "cuda:1"),
     ):
-        with pytest.raises(GSAError, match="Model: device cuda was asked for, and torch finds no GPU"):
+        with pytest.raises(GSAError, match=f"Model: device {name} was asked for, and torch finds no GPU"):
             make()
+
+
+def test_one_of_several_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # as on a machine with two
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert find_device("cuda:1", "load") == find_device("cuda:01", "load") == torch.device("cuda", 1)
+    with pytest.raises(GSAError, match="load: there is no GPU cuda:2; there are cuda:0 to cuda:1"):
+        find_device("cuda:2", "load")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(GSAError, match="load: there is no GPU cuda:1; the only one is cuda:0"):
+        find_device("cuda:1", "load")
+    used: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "set_device", used.append)
+    for name in ("cpu", "cuda", "cuda:0"):
+        use_device(torch.device(name))
+    assert used == [torch.device("cuda", 0)]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize(
+    "command",
+    [["generate", "a"], ["chat", "--model", "gsa-tiny"], ["state", "save", "--file", "text.txt", "--out", "a.state"]],
+)
+def test_commands_name_devices(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text("a text")
+    for name, message in (
+        ("cuda:1", "Model: device cuda:1 was asked for, and torch finds no GPU that it can use"),
+        ("cuda:x", "Model: unknown device 'cuda:x'; expected one of auto, cpu, cuda, or cuda:1 and the like"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main([*command, "--device", name])
+        assert ended.value.code == 2
+        assert message in capsys.readouterr().err
 
 
 def test_an_engine_says_where_its_model_is() -> None:

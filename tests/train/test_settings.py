@@ -14,6 +14,7 @@ from gsa.errors import GSAError
 from gsa.models import preset
 from gsa.recipes import names, recipe
 from gsa.train.plan import make_plan
+from gsa.train.run import train
 from gsa.train.settings import TrainSettings, tokens_per_step, total_steps, warmup_steps
 from tests.train.runs import ALICE, options, prepared, run_settings
 
@@ -166,6 +167,13 @@ def test_an_option_wins_over_a_recipes_other_way_to_say_it(
     assert json.loads(out)["steps"] == pytest.approx(steps, abs=2)
 
 
+def test_several_processes_do_not_share_a_gpu(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    settings = TrainSettings(**{**options(folder, str(tmp_path / "run")), "device": "cuda:1"})
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(GSAError, match="device cuda:1 is one GPU, and a launcher started 2 processes; with the device"):
+        train(settings)
+
+
 @pytest.mark.parametrize(
     ("text", "args", "message"),
     [
@@ -177,6 +185,8 @@ def test_an_option_wins_over_a_recipes_other_way_to_say_it(
         ("", ("--learning-rate", "1"), "--learning-rate"),
         ("", ("--data", "nowhere"), "nowhere"),
         ("", ("--device", "cuda"), "no GPU that it can use"),
+        ("", ("--device", "cuda:1"), "device cuda:1 was asked for, and torch finds no GPU that it can use"),
+        ("device: gpu\n", (), "train: unknown device 'gpu'; expected one of auto, cpu, cuda, or cuda:1 and the like"),
         (
             "",
             ("--micro-batch-size", "3"),

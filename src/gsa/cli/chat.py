@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from gsa.cli.console import Compute, Device, Output, Weights, tell
+from gsa.cli.console import Compute, Output, Weights, tell
 from gsa.sampling import DEFAULT
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def chat(
     system: str | None = None,
     weights: Weights = "auto",
     compute: Compute = "auto",
-    device: Device = "auto",
+    device: str = "auto",
     max_tokens: int = DEFAULT.max_tokens,
     temperature: float = DEFAULT.temperature,
     top_k: int = DEFAULT.top_k,
@@ -42,7 +42,7 @@ def chat(
         weights: Format of the weights in memory; auto is bf16 for weights stored in bf16, else fp32.
         compute: What prompts are computed in; auto is the format of the weights (int8 for int4) where the CPU has a
             unit for such products, else fp32. `gsa doctor` tells.
-        device: Where it computes; auto is a GPU if torch can use one.
+        device: Where it computes: cpu, cuda, cuda:1 for the second GPU, or auto, a GPU if torch can use one.
         max_tokens: Tokens of a reply at most.
         temperature: Below 1 likely tokens become likelier; 0 always takes the likeliest.
         top_k: Choose among so many of the likeliest tokens; 0 is all.

@@ -18,17 +18,19 @@ if TYPE_CHECKING:
 
 Weights = Literal["auto", "fp32", "bf16", "int8", "int4"]
 Compute = Literal["auto", "fp32", "bf16", "int8"]
-Device = Literal["auto", "cpu", "cuda"]
 CLOSED_PIPE = 141  # the exit code of what SIGPIPE ends
 
 
 def open_model(model: str, weights: str, compute: str, device: str, threads: int | None) -> TextEngine:
     """A model by name or folder with its tokenizer, ready to write."""
+    from gsa.devices import use_device
     from gsa.infer.text import TextEngine
     from gsa.threads import use_threads
 
     use_threads(threads)
-    return TextEngine.load(model, weights, compute=compute, device=device, say=tell)
+    engine = TextEngine.load(model, weights, compute=compute, device=device, say=tell)
+    use_device(engine.engine.model.device)
+    return engine
 
 
 def load_state(path: str, engine: TextEngine) -> State:

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gsa.cli.console import Compute, Device, Weights
+from gsa.cli.console import Compute, Weights
 
 
 def save(
@@ -18,7 +18,7 @@ def save(
     state: str | None = None,
     weights: Weights = "auto",
     compute: Compute = "auto",
-    device: Device = "auto",
+    device: str = "auto",
     threads: int | None = None,
     strict: bool = False,
 ) -> None:
@@ -36,7 +36,7 @@ def save(
         weights: Format of the weights in memory; a state serves them all.
         compute: What prompts are computed in; auto is the format of the weights (int8 for int4) where the CPU has a
             unit for such products, else fp32. `gsa doctor` tells.
-        device: Where it computes; auto is a GPU if torch can use one.
+        device: Where it computes: cpu, cuda, cuda:1 for the second GPU, or auto, a GPU if torch can use one.
         threads: Threads of torch; its own choice by default.
         strict: Refuse a file with bytes that are not UTF-8.
     """

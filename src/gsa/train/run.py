@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 from gsa.data.batches import rows_at_once
 from gsa.devices import find_device
-from gsa.errors import OutOfMemory, memory_errors
+from gsa.errors import GSAError, OutOfMemory, memory_errors
 from gsa.threads import use_threads
 from gsa.train.estimate import Estimate, estimate
 from gsa.train.folder import RunFolder, opened, recorded_precision
@@ -93,5 +93,10 @@ def preview(settings: TrainSettings) -> tuple[Plan, Estimate]:
 
 def _prepared(settings: TrainSettings) -> Plan:
     """The plan, and the process made ready for it."""
+    if ":" in settings.device and launched_processes() > 1:
+        raise GSAError(
+            f"train: device {settings.device} is one GPU, and a launcher started {launched_processes()} processes; "
+            "with the device cuda each takes the GPU of its number"
+        )
     use_threads(settings.threads)
     return make_plan(settings)

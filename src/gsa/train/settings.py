@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gsa.devices import DEVICES
+from gsa.devices import check_device
 from gsa.errors import GSAError
 from gsa.files import named
 from gsa.options import SEED, check, choice, number
@@ -96,8 +96,8 @@ class TrainSettings:
     """How several processes train together: ddp, fsdp (FSDP2) or deepspeed (ZeRO)."""
     zero_stage: int = number(2, least=1, most=3)
     """Stage of DeepSpeed's ZeRO, 1 to 3."""
-    device: str = choice("auto", DEVICES)
-    """Where the model is; a GPU if torch can use one, by default."""
+    device: str = "auto"
+    """Where the model is: cpu, cuda, cuda:1 for the second GPU, or auto, a GPU if torch can use one."""
     threads: int | None = number(None, least=1, most=MAX_THREADS)
     """Threads of torch; its own choice by default. The same number gives the same bits."""
 
@@ -128,6 +128,7 @@ class TrainSettings:
 
     def __post_init__(self) -> None:
         check(self, "train")
+        check_device(self.device, "train")
         for name in ("model", "data", "eval_data", "tokenizer", "out"):
             if (place := getattr(self, name)) is not None:
                 named(place, f"train: {name}")

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from gsa.devices import best_device
+from gsa.devices import best_device, use_device
 from gsa.errors import GSAError
 
 SAID_BY_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -62,8 +62,9 @@ def _own_device(device: torch.device | None) -> torch.device:
         index = device.index if device is not None and device.index is not None else _number("LOCAL_RANK", 0)
         if index >= torch.cuda.device_count():
             raise GSAError(f"engine: there is no GPU {index} for this process, there are {torch.cuda.device_count()}")
-        torch.cuda.set_device(index)
-        return torch.device("cuda", index)
+        own = torch.device("cuda", index)
+        use_device(own)
+        return own
     return torch.device(kind)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gsa.devices import best_device
+from gsa.devices import best_device, use_device
 from gsa.train.strategies.base import Strategy
 
 
@@ -16,4 +16,5 @@ class Single(Strategy):
     def __init__(self, precision: str, device: torch.device | None):
         if device is None:
             device = best_device()
+        use_device(device)
         super().__init__(precision, device)

@@ -24,6 +24,8 @@ from transformers import (
     AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaModel,
     PreTrainedTokenizerFast,
     Trainer,
     TrainingArguments,
@@ -590,6 +592,20 @@ def test_autocast_trains_in_bfloat16_with_gradients_in_float32(name: str) -> Non
     for parameter in model.parameters():
         assert parameter.grad.dtype == torch.float32
         assert bool(parameter.grad.isfinite().all())
+
+
+def test_hidden_states_under_autocast_have_the_dtypes_of_others() -> None:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 50}
+    other = LlamaModel(LlamaConfig(**sizes, intermediate_size=64))
+    ours = GSAModel(GSAConfig(**sizes, num_slots=8))
+    ids = torch.randint(50, (2, 9))
+    for dtype in (torch.float32, torch.bfloat16):
+        found, expected = [], []
+        for model, dtypes in ((ours.to(dtype), found), (other.to(dtype), expected)):
+            with torch.autocast("cpu", torch.bfloat16):
+                output = model(ids, output_hidden_states=True)
+            dtypes += [x.dtype for x in (output.last_hidden_state, *output.hidden_states)]
+        assert found == expected == [dtype] * 4
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -5,7 +5,7 @@ done by the native engine's functions of rows, on a GPU by liger-kernel's where 
 Compiled code takes the plain formulas, which the compiler fuses by itself.
 
 Under autocast a norm gives the dtype that is cast to, since what follows it is a product: otherwise each of several
-projections would cast it again.
+projections would cast it again. One whose result is handed out keeps the dtype of its input.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from gsa.ops.native import rows
 from gsa.ops.state import compute_dtype
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor, eps: float, handed_out: bool = False) -> Tensor:
     """x over the root of its mean square along the last dimension, times a weight; computed in fp32 at least."""
-    dtype = _product_dtype(x)
+    dtype = x.dtype if handed_out else _product_dtype(x)
     if torch.compiler.is_compiling():
         return _plain_rms_norm(x, weight, eps).to(dtype)
     if x.dtype == weight.dtype and (liger := liger_for(x)) is not None:

@@ -37,6 +37,7 @@ class GSAModel(GSAPreTrainedModel):
         sizes = config.to_model_config()
         check_memory(sizes, "GSAModel", headless=True)
         build(self, sizes)
+        self.norm.handed_out = True  # as last_hidden_state, in fp32 under autocast as that of others' models
         self.post_init()
 
     def forward(

@@ -102,7 +102,7 @@ def test_version(capsys: pytest.CaptureFixture) -> None:
         (("bench", "dcode"), "gsa: bench: there is no 'dcode'; did you mean 'decode'? expected one of ops"),
         (("import", "nowhere"), "gsa import: OUT is missing"),
         (("import", "nowhere", "out"), "gsa: import: nowhere is not a folder"),
-        (("bench", "train", "--mixers", "gza"), "gsa: bench: unknown mixer 'gza'"),
+        (("bench", "train", "--mixers", "gza"), "gsa: bench: mixers: 'gza' is not known (did you mean 'gsa'?)"),
         (("bench", "train", "--lengths", "short"), "gsa: bench: lengths must be whole numbers"),
         (("bench", "ops", "--thread", "2"), "gsa bench ops: there is no --thread; did you mean --threads?"),
         (("bench", "ops", "--threads", "two"), "gsa bench ops: --threads must be a whole number, got 'two'"),

@@ -129,6 +129,17 @@ def test_damage_is_named(tmp_path: Path, damage: object, message: str) -> None:
         load_model(tmp_path)
 
 
+def test_a_file_that_is_removed_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def opened_too_late(path: Path, framework: str) -> object:
+        path.unlink()
+        return torch.UntypedStorage.from_file(str(path), False, 8)  # as safetensors does behind the header
+
+    save_model(model("gsa"), tmp_path)
+    monkeypatch.setattr("gsa.models.checkpoint.safe_open", opened_too_late)
+    with pytest.raises(GSAError, match=r"model.safetensors: the file was removed while it was read"):
+        load_model(tmp_path)
+
+
 def test_config_alone(tmp_path: Path) -> None:
     save_model(model("hybrid"), tmp_path)
     assert load_config(tmp_path) == model("hybrid").config

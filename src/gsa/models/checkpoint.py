@@ -317,3 +317,7 @@ def _opened(path: Path) -> Iterator[Any]:
             yield file
     except (SafetensorError, OSError) as error:
         raise GSAError(f"{path}: not a whole safetensors file: {error}") from None
+    except RuntimeError:  # which is how torch tells that a file is gone when it comes to its tensors
+        if path.exists():
+            raise
+        raise GSAError(f"{path}: the file was removed while it was read") from None

@@ -183,7 +183,7 @@ def test_report(cuda: SimpleNamespace, fla: list[str], quick: bool) -> None:
 @pytest.mark.usefixtures("small", "cuda")
 def test_tables(fla: list[str]) -> None:
     report = gpu_ops.measure(CPU, True, "auto", lambda what: None)
-    shown = printed(*ops_tables.tables(report | {"notes": ["fla, [here]: no"]}))
+    shown = printed(*ops_tables.tables(report | {"notes": ["fla, [here]: no"]}), width=120)  # for any times
     assert "2x16" in shown
     assert "fwd+bwd" in shown
     assert "Imaginary 9000 (132 processors, 80 GiB)" in shown

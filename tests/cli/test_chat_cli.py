@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gsa.cli import main
-from gsa.cli.console import Output, shown
+from gsa.console import Output, shown
 from gsa.errors import GSAError
 from gsa.infer import Sampling, State
 from gsa.infer.chat import Chat
@@ -227,7 +227,7 @@ def test_a_long_line_shows_how_far_it_is_read(
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr("gsa.cli.reading.WORTH_SHOWING", 600)
+    monkeypatch.setattr("gsa.reading_bar.WORTH_SHOWING", 600)
     code, _, err = run(capsys, monkeypatch, folder, "a long question " * 200 + "\n", *OPTIONS)
     assert (code, "tokens/s" in err) == (0, True)
     assert run(capsys, monkeypatch, folder, "Who?\n", *OPTIONS)[2] == ""  # not worth a bar

@@ -149,7 +149,7 @@ def test_ctrl_c_may_come_before_the_first_import(
 def test_ctrl_c_while_it_ends_changes_nothing(raised: str, code: int) -> None:
     script = f"""
 import atexit, os, signal, sys
-import gsa.bench.ops, gsa.cli, gsa.cli.console
+import gsa.bench.ops, gsa.cli, gsa.console
 from gsa.errors import GSAError
 
 def stop(*args, **options):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gsa.cli.console import Output
+from gsa.console import Output
 from gsa.infer import Sampling
 from gsa.infer.compute import automatic
 from gsa.infer.text import TextEngine, Writing

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gsa.cli.console import Output, shown
+from gsa.console import Output, shown
 from gsa.errors import GSAError
 from gsa.infer import State
 from gsa.infer.text import TextEngine
@@ -111,7 +111,7 @@ def test_what_the_output_cannot_encode_is_spelt(monkeypatch: pytest.MonkeyPatch)
 def test_a_long_prompt_shows_how_far_it_is_read(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr("gsa.cli.reading.WORTH_SHOWING", 600)
+    monkeypatch.setattr("gsa.reading_bar.WORTH_SHOWING", 600)
     code, _, err = run(capsys, "the whale " * 600, "-n", "2")
     assert code == 0
     assert "tokens/s" in err

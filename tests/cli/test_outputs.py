@@ -84,7 +84,7 @@ def test_a_pipe_that_ends_early() -> None:
     assert (done.returncode, done.stderr) == (141, "")
 
 
-@pytest.mark.parametrize("module", ["gsa.cli", "gsa.cli.console", "gsa.errors", "gsa.cli.verbs"])
+@pytest.mark.parametrize("module", ["gsa.cli", "gsa.console", "gsa.errors", "gsa.cli.verbs"])
 def test_ctrl_c_while_the_command_is_imported(module: str) -> None:
     """From the first line of the command on; `gsa` itself is imported before it."""
     script = f"""

@@ -144,6 +144,6 @@ def test_ctrl_c_while_a_prompt_is_read(capsys: pytest.CaptureFixture, monkeypatc
     def update(self: object, tokens: int) -> None:
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr("gsa.cli.reading.ReadingBar.update", update)
+    monkeypatch.setattr("gsa.reading_bar.ReadingBar.update", update)
     code, out, err = run(capsys, "the whale " * 3000)
     assert (code, out, err) == (130, "\n", "gsa: stopped\n")

@@ -105,7 +105,7 @@ def test_long_documents_show_how_far_they_are_read(
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr("gsa.cli.reading.WORTH_SHOWING", 600)
+    monkeypatch.setattr("gsa.reading_bar.WORTH_SHOWING", 600)
     (tmp_path / "long.txt").write_text("the whale " * 600)
     code, _, err = run(capsys, "state", "save", "--file", tmp_path / "long.txt", "--out", tmp_path / "long.state")
     assert code == 0
@@ -118,7 +118,7 @@ def test_an_interruption_leaves_nothing(
     def stop(self: object, tokens: int) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("gsa.cli.reading.ReadingBar.update", stop)
+    monkeypatch.setattr("gsa.reading_bar.ReadingBar.update", stop)
     code, _, err = run(capsys, "state", "save", "--file", ALICE, "--out", tmp_path / "alice.state")
     assert (code, err, os.listdir(tmp_path)) == (130, "\ngsa: stopped\n", [])
 

@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from gsa import __version__
-from gsa.cli.console import tell, watched_output
+from gsa.console import tell, watched_output
 from gsa.errors import GSAError, memory_errors
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from gsa.cli.console import Compute, Output, Weights, tell
+from gsa.console import Compute, Output, Weights, tell
 from gsa.sampling import DEFAULT
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def chat(
         seed: Of the random choices: the same conversation again gets the same replies.
         threads: Threads of torch; its own choice by default.
     """
-    from gsa.cli.console import check_typed, open_model
+    from gsa.console import check_typed, open_model
     from gsa.errors import GSAError
     from gsa.infer import Sampling
     from gsa.infer.chat import Chat
@@ -92,7 +92,7 @@ def chat(
 
 def _line() -> str | None:
     """What was typed, or None at the end."""
-    from gsa.cli.console import check_typed, decoded, is_terminal
+    from gsa.console import check_typed, decoded, is_terminal
     from gsa.errors import GSAError
 
     name = "a line of standard input"
@@ -132,7 +132,7 @@ def _reply(conversation: Chat, line: str, output: Output) -> None:
     """Streams a reply; ends all if the process is told to end."""
     import signal
 
-    from gsa.cli.reading import with_reading_bar
+    from gsa.reading_bar import with_reading_bar
     from gsa.train.stop import StopWish
 
     begun = False

@@ -28,9 +28,9 @@ def completion(shell: Literal["bash", "zsh", "fish", "tcsh"]) -> None:
     from jsonargparse import auto_parser
     from shtab import complete
 
-    from gsa.cli.console import Output
     from gsa.cli.parser import Parser
     from gsa.cli.verbs import GSA, load
+    from gsa.console import Output
 
     parser = auto_parser(load(GSA), prog="gsa", parser_class=Parser)
     _prepare(parser)

@@ -30,7 +30,7 @@ def export(
         licence: Licence for the model card, e.g. apache-2.0; none is stated by default.
         json: Print JSON instead of text.
     """
-    from gsa.cli.console import tell
+    from gsa.console import tell
     from gsa.train.export import export_checkpoint
 
     done = export_checkpoint(

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gsa.cli.console import Compute, Weights
+from gsa.console import Compute, Weights
 from gsa.sampling import DEFAULT
 
 if TYPE_CHECKING:
-    from gsa.cli.console import Output
+    from gsa.console import Output
     from gsa.infer.text import Piece, TextEngine, Writing
 
 ECHOED = 1000  # characters of a prompt that a terminal shows
@@ -79,7 +79,7 @@ def generate(
         json: Print one JSON object at the end instead of text.
         stats: Tell speed, time to the first token and bytes on standard error.
     """
-    from gsa.cli.console import Output, check_place, check_typed, load_state, open_model, read_text, tell
+    from gsa.console import Output, check_place, check_typed, load_state, open_model, read_text, tell
     from gsa.errors import GSAError
     from gsa.infer import Sampling
     from gsa.train.stop import StopWish
@@ -155,7 +155,7 @@ class Course:
 
     def follow(self, writing: Writing) -> Iterator[Piece]:
         """Passes all pieces on; shows on the terminal how far a long prompt is read."""
-        from gsa.cli.reading import with_reading_bar
+        from gsa.reading_bar import with_reading_bar
 
         for piece in with_reading_bar(writing, lambda: writing.generation.prompt_tokens):
             if piece.token is not None:
@@ -167,7 +167,7 @@ class Course:
 
 
 def _save(writing: Writing, path: str) -> None:
-    from gsa.cli.console import tell
+    from gsa.console import tell
 
     kept = writing.generation.kept
     if kept is None:
@@ -211,7 +211,7 @@ def _result(writing: Writing, course: Course, before: str, facts: dict[str, Any]
 
 def _tell(engine: TextEngine, writing: Writing, facts: dict[str, Any] | None) -> None:
     """Tells the figures, if there are any, and which tokens left no trace in the text."""
-    from gsa.cli.console import tell
+    from gsa.console import tell
 
     known, tokens = engine.tokenizer.vocab_size, writing.generation.tokens
     textless = sum(token >= known for token in tokens)

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gsa.cli.console import Compute, Weights
+from gsa.console import Compute, Weights
 
 
 def save(
@@ -40,10 +40,10 @@ def save(
         threads: Threads of torch; its own choice by default.
         strict: Refuse a file with bytes that are not UTF-8.
     """
-    from gsa.cli.console import Output, check_place, load_state, open_model, read_text
-    from gsa.cli.reading import ReadingBar
+    from gsa.console import Output, check_place, load_state, open_model, read_text
     from gsa.errors import GSAError
     from gsa.files import byte_count
+    from gsa.reading_bar import ReadingBar
 
     check_place(out)
     text = read_text(file, strict=strict)
@@ -70,7 +70,7 @@ def show(path: str, json: bool = False) -> None:
         path: File that `gsa state save`, `gsa generate --save-state` or `State.save` wrote.
         json: Print JSON instead of text.
     """
-    from gsa.cli.console import Output
+    from gsa.console import Output
     from gsa.errors import raised_by
     from gsa.files import named
     from gsa.infer.state_file import inspect_state

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from gsa.cli.console import is_terminal
+from gsa.console import is_terminal
 
 if TYPE_CHECKING:
     from gsa.infer.text import Piece

@@ -44,9 +44,9 @@ class ModelState:
 
     @classmethod
     def cat(cls, states: Sequence[ModelState]) -> ModelState:
-        """The sequences of all these states, in their order."""
+        """The sequences of all these states, in their order; shorter caches are filled up on the left."""
         layers = zip(*(state.layers for state in states), strict=True)
-        return cls([{name: torch.cat([part[name] for part in parts]) for name in parts[0]} for parts in layers])
+        return cls([{name: _cat([part[name] for part in parts]) for name in parts[0]} for parts in layers])
 
     def split(self) -> list[ModelState]:
         """The states of the sequences one by one, as copies."""
@@ -88,6 +88,14 @@ class ModelState:
 
     def __repr__(self) -> str:
         return f"ModelState({self.batch_size} sequences, {len(self.layers)} layers, {self.nbytes} bytes)"
+
+
+def _cat(parts: list[Tensor]) -> Tensor:
+    """States of one kind, end to end; caches [N, S, ...] may differ in S, the newest is always last."""
+    if len({part.shape[1:] for part in parts}) > 1:
+        longest = max(part.shape[1] for part in parts)
+        parts = [torch.cat([x.new_zeros(x.shape[0], longest - x.shape[1], *x.shape[2:]), x], 1) for x in parts]
+    return torch.cat(parts)
 
 
 def _row(x: Tensor, index: int) -> Tensor:

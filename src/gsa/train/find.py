@@ -21,8 +21,8 @@ from typing import TypeVar
 from gsa import pretrained
 from gsa.data.optional import first_line, hub_failures
 from gsa.errors import GSAError
-from gsa.extras import require
-from gsa.files import named
+from gsa.extras import installed, require
+from gsa.files import named, read_json
 from gsa.models import presets
 from gsa.models.checkpoint import CONFIG, files_on_hub, load_config, without_weights
 from gsa.train.checkpoint import FOLDER, Checkpoint, checkpoints, newest_checkpoint, read_checkpoint
@@ -85,6 +85,19 @@ def find_model(name: str | Path, say: Callable[[str], None] = warn) -> FoundMode
     except hub_failures() as error:
         raise GSAError(missing + _hub_said(error)) from None
     return FoundModel(folder)
+
+
+def model_type_on_hub(name: str) -> str | None:
+    """What config.json of a model of the Hub says it is, fetched or from the cache; None if it cannot be had."""
+    if not _HUB_NAME.fullmatch(name) or not installed("huggingface_hub"):
+        return None
+    from huggingface_hub import hf_hub_download
+
+    try:
+        found = read_json(Path(hf_hub_download(name, CONFIG, etag_timeout=_HUB_SECONDS))).get("model_type")
+    except hub_failures():
+        return None
+    return found if isinstance(found, str) else None
 
 
 def read_live(name: str | Path, read: Callable[[], Read]) -> Read:

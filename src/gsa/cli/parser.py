@@ -8,18 +8,18 @@ from typing import Any, NoReturn
 
 from jsonargparse import ActionYesNo, ArgumentParser, DefaultHelpFormatter
 
-from gsa.cli.console import tell
 from gsa.cli.mistakes import explained
 from gsa.cli.settings_file import checked_settings
 from gsa.cli.values import Value
+from gsa.console import tell
 from gsa.errors import GSAError
 from gsa.options import choices
 from gsa.terminal import shortened
 
 SHORT = {"--max_tokens": "-n"}
 """Options that have a short name too."""
-MAY_BE_LEFT_OUT = "prompt"
-"""The positional argument that has a default."""
+MAY_BE_LEFT_OUT = {"generate": "prompt", "evaluate": "model"}
+"""Positional arguments that have a default, by the function of the verb."""
 _HELP_OF = {
     "--config": "File of settings in YAML; options win over it.",
     "--print-config": "Print the settings as YAML, and exit.",
@@ -59,6 +59,7 @@ class Parser(ArgumentParser):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self._fields: Any = None  # the class of settings whose fields are being added
+        self._optional: str | None = None  # the positional argument that may be left out
         self._needed: set[str] = set()  # jsonargparse takes `required` away while it parses
         super().__init__(*args, formatter_class=Formatter, print_config="--print-config", **options)
 
@@ -78,6 +79,7 @@ class Parser(ArgumentParser):
 
     def add_function_arguments(self, function: Any, *args: Any, **options: Any) -> Any:
         self.description = _told(function)
+        self._optional = MAY_BE_LEFT_OUT.get(function.__name__)
         return super().add_function_arguments(function, *args, **options)
 
     def add_argument(self, *names: Any, **options: Any) -> Any:
@@ -89,8 +91,8 @@ class Parser(ArgumentParser):
         if hint in (bool, bool | None):
             options.pop("type", None)
             options["action"] = ActionYesNo(yes_prefix="", no_prefix="no-")
-        if names == (f"--{MAY_BE_LEFT_OUT}",):
-            names, options["nargs"] = (MAY_BE_LEFT_OUT,), "?"
+        if self._optional is not None and names == (f"--{self._optional}",):
+            names, options["nargs"] = (self._optional,), "?"
         positional = not names[0].startswith("-")
         name = names[0].lstrip("-")
         if hint in (list[str], list[str] | None):

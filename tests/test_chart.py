@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from gsa.chart import bars, save_lines
+from gsa.chart import bars, heat_map, save_heat_map, save_lines
 
 
 def test_charts(tmp_path: Path) -> None:
@@ -10,6 +10,17 @@ def test_charts(tmp_path: Path) -> None:
     lines = bars(series, "T", "us", width=8).splitlines()
     assert lines[1].split() == ["512", "slots", "██", "1"]
     assert lines[4].split() == ["softmax", "████████", "4"]
+    assert bars({"none": {1: 0.0}}, "T", "us").splitlines()[1].split() == ["1", "none", "0"]
     save_lines(series, tmp_path / "new" / "chart.png", "T", "us", "title")
     assert (tmp_path / "new" / "chart.png").read_bytes().startswith(b"\x89PNG")
     assert len(list((tmp_path / "new").iterdir())) == 1
+
+
+def test_heat_maps(tmp_path: Path) -> None:
+    cells = {(512, 0): 1.0, (512, 100): 0.5, (1024, 100): 0.0}
+    head, first, last = heat_map(cells, "length", "depth").splitlines()
+    assert head.split() == ["depth", "\\", "length", "512", "1024"]
+    assert first.split() == ["0", "████100%"]
+    assert last.split() == ["100", "▒▒▒▒", "50%", "0%"]
+    save_heat_map(cells, tmp_path / "map.png", "length", "depth", "title")
+    assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")

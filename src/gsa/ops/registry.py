@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,6 +27,7 @@ PREFERENCE: dict[str, tuple[str, ...]] = {
 class _Chosen(threading.local):  # not a ContextVar, which torch.compile cannot read
     def __init__(self) -> None:  # not a class attribute, whose change torch.compile does not see
         self.name = "auto"
+        self.see: Callable[[Any], None] | None = None
 
 
 _chosen = _Chosen()
@@ -59,6 +60,24 @@ def use_backend(name: str) -> Iterator[None]:
         _chosen.name = previous
 
 
+@contextmanager
+def watch(see: Callable[[Any], None]) -> Iterator[None]:
+    """Inside the context, the record of every call (see gsa.ops.calls) is shown to `see` before it is computed.
+
+    >>> from gsa.ops import gated_linear_attention
+    >>> calls = []
+    >>> with watch(calls.append):
+    ...     o, _ = gated_linear_attention(*torch.randn(3, 1, 5, 2, 8))
+    >>> [type(call).__name__ for call in calls]
+    ['LinearCall']
+    """
+    previous, _chosen.see = _chosen.see, see
+    try:
+        yield
+    finally:
+        _chosen.see = previous
+
+
 def chosen() -> str:
     """What `use_backend` says: an engine, or "auto"."""
     return _chosen.name
@@ -80,7 +99,16 @@ def engine_name(backend: str, device: torch.device, operation: str = "gated_slot
 
 def find(operation: str, backend: str, device: torch.device) -> Any:
     """The operation of that engine: a function that takes a record of gsa.ops.calls."""
-    return getattr(getattr(engines, engine_name(backend, device, operation)), operation)
+    function = getattr(getattr(engines, engine_name(backend, device, operation)), operation)
+    see = _chosen.see
+    if see is None:
+        return function
+
+    def watched(call: Any, **options: Any) -> Any:
+        see(call)
+        return function(call, **options)
+
+    return watched
 
 
 def _has(name: str, operation: str) -> bool:

@@ -1,0 +1,88 @@
+"""Journal: figures of a long measurement in a file, a line each as they come; it goes on where it was stopped.
+
+What models answer to requests is kept by `gsa.eval.answers`; this is for sums that are measured over text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from gsa.errors import GSAError
+from gsa.files import open_file
+from gsa.terminal import quoted
+
+MOST_BYTES = 2**30
+
+
+class Journal:
+    """Answers by the number of their question. What was asked is part of the first line: other questions start anew.
+
+    >>> with Journal(path, {"text": "a.txt"}) as journal:  # doctest: +SKIP
+    ...     for number in set(range(10)) - set(journal.answers):
+    ...         journal.add(number, measured(number))
+    """
+
+    def __init__(self, path: Path, asked: dict[str, Any]) -> None:
+        self.path = path
+        self.answers: dict[int, Any] = {}
+        self._head = json.dumps({"asked": hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()})
+
+    def __enter__(self) -> Journal:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            whole = self._read()
+            # What a kill has cut short at the end, and a journal of other questions, is overwritten.
+            self._file = open(self.path, "r+b" if self.path.exists() else "xb")
+            self._file.truncate(whole)
+            self._file.seek(whole)
+            if not whole:
+                self._write(self._head)
+        except OSError as error:
+            raise GSAError(f"{self.path}: answers cannot be kept there: {error.strerror}") from None
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def add(self, number: int, answer: Any) -> None:
+        """Keeps an answer: it is in the file when this returns."""
+        self.answers[number] = answer
+        self._write(json.dumps([number, answer]))
+
+    def remove(self) -> None:
+        """Takes the file away, when the result is written."""
+        self.path.unlink(missing_ok=True)
+
+    def _write(self, line: str) -> None:
+        self._file.write(line.encode() + b"\n")
+        self._file.flush()
+
+    def _read(self) -> int:
+        """Takes in the answers of a file that is there, if it is about the same; bytes of its whole lines."""
+        if not self.path.exists():
+            return 0
+        with open_file(self.path) as file:
+            content = file.read(MOST_BYTES)
+        head, *lines = content[: content.rfind(b"\n") + 1].splitlines(keepends=True) or [b""]
+        if head.rstrip(b"\n") != self._head.encode():
+            return 0
+        whole = len(head)
+        for line in lines:
+            try:
+                number, answer = json.loads(line)
+                if type(number) is not int:
+                    raise TypeError
+            except (ValueError, TypeError, RecursionError):
+                told = quoted(line.decode(errors="replace"))
+                raise GSAError(
+                    f"{self.path}: expected a number and an answer in each line, got {told}; remove it to start anew"
+                ) from None
+            self.answers[number] = answer
+            whole += len(line)
+        return whole

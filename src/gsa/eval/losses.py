@@ -1,0 +1,234 @@
+"""Loss, perplexity and bits per byte of a model on texts, by how much of a text stands before a token.
+
+Every token of a document is predicted, the first one after the token that begins texts (or ends them, for tokenizers
+that have no other). A document is read as a whole, or in windows of `context` tokens: each window goes on where the one
+before ended, and sees one token before its first; with a `stride` below `context`, windows overlap, and each counts
+only its last `stride` tokens, which all have at least context - stride + 1 tokens before them. The last window of a
+document reaches back as far as it can.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gsa.errors import GSAError
+from gsa.eval.journal import Journal
+from gsa.eval.progress import Progress
+from gsa.eval.texts import documents
+from gsa.options import check_count
+
+if TYPE_CHECKING:
+    from gsa.eval.reader import Reader
+
+PIECE = 2048
+"""Tokens of a long text that are read between two signs of progress, at most."""
+_LONGEST_TOKEN = 32
+"""Characters of a token, generously: a text is cut to so many for each token that is wanted before it is encoded."""
+
+
+class Window(NamedTuple):
+    """Ids that are read, from `first` to before `end`, of which those from `begin` on count."""
+
+    first: int
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A document, or its beginning, as ids [1 + tokens]: a token that begins texts, then the text."""
+
+    name: str
+    ids: NDArray[np.int32]
+    text_bytes: int
+
+    @property
+    def tokens(self) -> int:
+        return len(self.ids) - 1
+
+
+@dataclass
+class Sums:
+    """Tokens and their loss in nats, by the power of two in which the number of tokens before them lies."""
+
+    tokens: NDArray[np.int64]
+    nats: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, nats: NDArray[np.float64], before: int) -> Sums:
+        """Losses of tokens one after another, the first of which has so many before it."""
+        places = np.frexp(np.arange(before, before + len(nats)))[1] - 1  # the whole part of log2, exactly
+        return cls(np.bincount(places), np.bincount(places, nats).astype(np.float64))
+
+    def __add__(self, other: Sums) -> Sums:
+        size = max(len(self.tokens), len(other.tokens))
+        tokens, nats = np.zeros(size, np.int64), np.zeros(size)
+        for part in (self, other):
+            tokens[: len(part.tokens)] += part.tokens
+            nats[: len(part.nats)] += part.nats
+        return Sums(tokens, nats)
+
+
+NOTHING = Sums(np.zeros(0, np.int64), np.zeros(0))
+
+
+def passages(
+    reader: Reader, sources: Sequence[str], *, field: str, limit_tokens: int | None, say: Callable[[str], None]
+) -> list[Passage]:
+    """The documents of files as ids, up to so many tokens in all; the last one may be cut."""
+    tokenizer, found = reader.tokenizer, []
+    lead = tokenizer.eos_id if tokenizer.bos_id is None else tokenizer.bos_id
+    room = math.inf if limit_tokens is None else limit_tokens
+    for name, text in documents(sources, field, say):
+        whole = len(text) <= _LONGEST_TOKEN * room
+        ids = tokenizer.encode(text if whole else text[: int(_LONGEST_TOKEN * room)])
+        cut = ids if whole and len(ids) <= room else ids[: int(room)]
+        size = len(text.encode()) if len(cut) == len(ids) and whole else _bytes_of(reader, cut)
+        if cut:
+            found.append(Passage(name, np.array([lead, *cut], np.int32), size))
+            room -= len(cut)
+        if room <= 0:
+            break
+    if not found:
+        raise GSAError(f"perplexity: the tokenizer of {reader.name} finds no token in {', '.join(sources)}")
+    return found
+
+
+def _bytes_of(reader: Reader, ids: Sequence[int]) -> int:
+    """Bytes of text that ids stand for; of a character that they begin but do not end, none."""
+    return len(reader.tokenizer.decode(ids).rstrip("\ufffd").encode())
+
+
+def windows(length: int, context: int | None, stride: int | None) -> Iterator[Window]:
+    """The windows of a passage of so many ids.
+
+    >>> list(windows(8, 4, 2))
+    [Window(first=0, begin=1, end=5), Window(first=2, begin=5, end=7), Window(first=3, begin=7, end=8)]
+    """
+    if context is None:
+        yield Window(0, 1, length)
+        return
+    begin, end = 1, min(1 + context, length)
+    while begin < length:
+        yield Window(end - 1 - min(context, end - 1), begin, end)
+        begin, end = end, min(end + (stride or context), length)
+
+
+def losses(reader: Reader, ids: NDArray[np.int32], told: Callable[[int], None]) -> tuple[NDArray[np.float64], object]:
+    """The loss in nats of all ids but the first [T - 1], and the state after them; `told` gets how many were read."""
+    found: list[NDArray[np.float64]] = []
+    state: object = None
+    # Pieces of about one size: for a very short one, models would have to be read in another way.
+    borders = np.linspace(1, len(ids), -(-(len(ids) - 1) // PIECE) + 1).astype(int).tolist()
+    for begin, end in zip([0, *borders[1:-1]], borders[1:], strict=True):
+        log_probs, state = reader.log_probs(ids[begin:end].tolist(), state)
+        found.append(-log_probs.double().cpu().numpy())
+        told(end - begin)
+    nats = np.concatenate(found)
+    if not np.isfinite(nats).all():
+        place = int(np.flatnonzero(~np.isfinite(nats))[0]) + 1
+        raise GSAError(
+            f"perplexity: {reader.name} gives a loss of {nats[place - 1]} for token {place}, expected a number"
+        )
+    return nats, state
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What was measured: the sums of each passage."""
+
+    passages: list[Passage]
+    sums: list[Sums]
+    seconds: float
+
+    @property
+    def total(self) -> Sums:
+        return sum(self.sums, NOTHING)
+
+    @property
+    def tokens(self) -> int:
+        return int(self.total.tokens.sum())
+
+    @property
+    def text_bytes(self) -> int:
+        return sum(passage.text_bytes for passage in self.passages)
+
+    def metrics(self) -> dict[str, dict[str, Any]]:
+        """Loss in nats a token, perplexity, bits per byte: values, and their standard errors over documents."""
+        nats = [float(part.nats.sum()) for part in self.sums]
+        loss, error = _ratio(nats, [passage.tokens for passage in self.passages])
+        values = {"loss": (loss, error), "perplexity": (math.exp(loss), error and math.exp(loss) * error)}
+        if self.text_bytes:
+            bits = [value / math.log(2) for value in nats]
+            values["bits_per_byte"] = _ratio(bits, [passage.text_bytes for passage in self.passages])
+        return {
+            name: {"value": value, "stderr": stderr, "higher_is_better": False}
+            for name, (value, stderr) in values.items()
+        }
+
+    def positions(self) -> list[dict[str, Any]]:
+        """Loss by tokens before, a row for each power of two."""
+        total = self.total
+        return [
+            {"from": 2**place, "to": 2 ** (place + 1) - 1, "tokens": int(count), "loss": float(nats / count)}
+            for place, (count, nats) in enumerate(zip(total.tokens, total.nats, strict=True))
+            if count
+        ]
+
+
+def _ratio(sums: Sequence[float], weights: Sequence[int]) -> tuple[float, float | None]:
+    """A mean over documents by weight, and its standard error; None of a single document."""
+    mean, number = math.fsum(sums) / sum(weights), len(sums)
+    if number < 2:
+        return mean, None
+    squares = math.fsum((value - mean * weight) ** 2 for value, weight in zip(sums, weights, strict=True))
+    return mean, math.sqrt(squares * number / (number - 1)) / sum(weights)
+
+
+def measure(
+    reader: Reader,
+    read: list[Passage],
+    *,
+    context: int | None,
+    stride: int | None,
+    journal: Journal,
+    quiet: bool = False,
+) -> Outcome:
+    """The loss of all passages, window by window; those that the journal has are not read again."""
+    began = time.monotonic()
+    sums = [NOTHING for _ in read]
+    asked = [(place, window) for place, part in enumerate(read) for window in windows(len(part.ids), context, stride)]
+    costs = [window.end - window.first for _, window in asked]
+    left = sum(cost for number, cost in enumerate(costs) if number not in journal.answers)
+    with Progress(left, "tokens", quiet=quiet) as progress:
+        for number, (place, window) in enumerate(asked):
+            if number not in journal.answers:
+                nats, _ = losses(reader, read[place].ids[window.first : window.end], progress.advance)
+                counted = Sums.of(nats[window.begin - window.first - 1 :], window.begin - window.first)
+                journal.add(number, {"tokens": counted.tokens.tolist(), "nats": counted.nats.tolist()})
+            answer = journal.answers[number]
+            sums[place] += Sums(np.array(answer["tokens"], np.int64), np.array(answer["nats"], np.float64))
+    return Outcome(read, sums, time.monotonic() - began)
+
+
+def checked_windows(reader: Reader, context: int | None, stride: int | None) -> tuple[int | None, int | None]:
+    """The windows that a model reads: of `context` tokens, by default of as many as it may see at once."""
+    check_count("perplexity: context", context)
+    check_count("perplexity: stride", stride)
+    limit = reader.max_length
+    if context is not None and limit is not None and context > limit:
+        raise GSAError(
+            f"perplexity: context must be at most {limit}, which {reader.name} may see at once, got {context}"
+        )
+    context = limit if context is None else context
+    if stride is not None and (context is None or stride > context):
+        expected = "needs --context" if context is None else f"must be at most the context, {context}"
+        raise GSAError(f"perplexity: stride {expected}, got {stride}")
+    return context, stride

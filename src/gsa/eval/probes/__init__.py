@@ -1,0 +1,1 @@
+"""Probes: small tasks and pictures that show what a model remembers, and how."""

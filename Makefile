@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
-.PHONY: help install demo test test-all fuzz check format bench docs pictures wheel clean
+.PHONY: help install demo test test-all fuzz check format bench docs pictures results wheel clean
 
 help:  ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -59,6 +59,9 @@ docs: $(STAMP)  ## the documentation as a site: open site/index.html
 
 pictures: $(STAMP)  ## the pictures of the documents, from the tables of docs/results.md
 	$(BIN)/python docs/pictures/draw.py
+
+results: $(STAMP)  ## the evaluation tables of docs/results.md, from the files in docs/results/
+	$(BIN)/python docs/results/evaluations.py
 
 wheel: $(STAMP)  ## a source archive and a wheel, in dist/
 	$(BIN)/python -m build --outdir dist .

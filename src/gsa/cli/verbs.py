@@ -91,9 +91,44 @@ GSA = Group(
             "Trains a language model from prepared tokens to a checkpoint; the same command again goes on where it "
             "stopped.",
         ),
+        "eval": Verb(
+            "gsa.cli.eval:evaluate",
+            "Evaluates a model on benchmarks, and prints the paper's tables with its row in them.",
+        ),
         "export": Verb(
             "gsa.cli.export:export",
             "Writes a checkpoint of training as a folder that transformers loads, with tokenizer and model card.",
+        ),
+        "compare": Verb(
+            "gsa.eval.compare:compare",
+            "Puts results of several models side by side, with their differences to the first one.",
+        ),
+        "probe": Group(
+            "What a model can recall, and how.",
+            {
+                "mqar": Verb(
+                    "gsa.eval.probes.mqar:mqar",
+                    "Asks a model for values of keys that it has just read: associative recall, by the number of "
+                    "pairs.",
+                ),
+                "phonebook": Verb(
+                    "gsa.eval.probes.phonebook:phonebook",
+                    "Asks a model for numbers in a phone book that it has just read.",
+                ),
+                "needle": Verb(
+                    "gsa.eval.probes.needle:needle",
+                    "Hides a number in a long text, and asks a model for it: a heat map of length by depth.",
+                ),
+                "copy": Verb(
+                    "gsa.eval.probes.copy:copy",
+                    "Asks a model to repeat random words that it has just read.",
+                ),
+                "slots": Verb(
+                    "gsa.eval.probes.slots:slots",
+                    "Shows which slots the tokens of a text write to and read from, how long slots remember, and "
+                    "which are dead.",
+                ),
+            },
         ),
         "completion": Verb(
             "gsa.cli.completion:completion",
@@ -134,6 +169,11 @@ GSA = Group(
                     "gsa.bench.prefill:prefill",
                     "Reading prompts with gated slot attention in the shape of SmolLM2-135M, random weights, in every "
                     "--compute.",
+                ),
+                "eval": Verb(
+                    "gsa.bench.eval:evaluation",
+                    "Log-likelihoods by our reader beside the harness's type `hf`, on a GSA model in the shape of "
+                    "SmolLM2-135M.",
                 ),
                 "busy": Verb(
                     "gsa.bench.busy:busy",

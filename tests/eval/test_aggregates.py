@@ -37,9 +37,9 @@ def test_standard_errors_are_those_of_documents_drawn_anew() -> None:
     assert standard_error(metrics.mean, [1.0]) is None
 
 
-def test_samples_are_scores_or_log_likelihoods() -> None:
+def test_samples_are_scores_or_losses() -> None:
     assert samples_of("acc", metrics.mean, [1, 0.0, np.float64(1)]) == {"acc": [1.0, 0.0, 1.0]}
-    assert samples_of("perplexity", metrics.perplexity, [-1.5]) == {"log_likelihood": [-1.5]}
+    assert samples_of("perplexity", metrics.perplexity, [-1.5]) == {"nats": [1.5]}
     words = samples_of("word_perplexity", metrics.weighted_perplexity, [(-9.0, 3), (-4.0, 2)])
-    assert words == {"log_likelihood": [-9.0, -4.0], "words": [3.0, 2.0]}
+    assert words == {"nats": [9.0, 4.0], "words": [3.0, 2.0]}
     assert samples_of("rouge", geometric_mean, [(0.1, 0.2, 0.3)]) == {}

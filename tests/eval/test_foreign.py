@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, MambaConfig, MambaForCausalLM
 
-from gsa.errors import GSAError
+from gsa.errors import GSAError, OutOfMemory
 from gsa.eval.foreign import ForeignReader
 from gsa.eval.foreign_model import ForeignModel
 from gsa.eval.foreign_tokenizer import ForeignTokenizer
@@ -69,6 +69,26 @@ def test_caches_are_used_only_where_they_are_right() -> None:
     broken.forward = forgets_pads
     model = ForeignModel(broken, "fp32")
     assert (model.caches, model.steps, model.left_pads) == (True, True, False)
+
+
+def test_only_what_a_model_cannot_do_counts_as_that() -> None:
+    """For want of memory, nothing is known of a model; nor if there is a fault of ours."""
+    model = ForeignModel(llama(), "fp32")
+    for error, expected in (
+        (TypeError("no cache"), None),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), OutOfMemory),
+        (MemoryError(), OutOfMemory),
+        (ZeroDivisionError(), ZeroDivisionError),
+    ):
+
+        def read(error: Exception = error) -> torch.Tensor:
+            raise error
+
+        if expected is None:
+            assert not model._is_right(read)
+        else:
+            with pytest.raises(expected):
+                model._is_right(read)
 
 
 @pytest.mark.parametrize("make", [llama, mamba])

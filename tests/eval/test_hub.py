@@ -11,9 +11,10 @@ import datasets
 import huggingface_hub
 import pytest
 
+from gsa.errors import OutOfMemory
 from gsa.eval import hub
 from gsa.eval.groups import TASKS
-from gsa.eval.hub import NoData, dataset_rows, why_unreachable
+from gsa.eval.hub import NoData, dataset_rows, why_unreachable, zipped_rows
 from gsa.eval.tasks.documents import from_hub
 
 DATA = Path(__file__).parent / "data"
@@ -51,7 +52,7 @@ def test_a_hub_that_answers_is_reached_whatever_it_says(monkeypatch: pytest.Monk
 
 def test_where_it_cannot_be_reached_only_earlier_downloads_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(NoData, match=r"gsa/no-such-dataset: http://127.0.0.1:9 cannot be reached"):
+    with pytest.raises(NoData, match=r"gsa/no-such-dataset: http://127.0.0.1:9 cannot be reached .*\(\w+Error: "):
         dataset_rows("gsa/no-such-dataset", "based_fda.validation")
     assert not datasets.config.HF_HUB_OFFLINE
     monkeypatch.setattr(datasets, "load_dataset", lambda name, split: [{"text": "a", "key": "b", "value": "c"}])
@@ -63,9 +64,20 @@ def test_rows_of_the_hub_are_checked_and_what_goes_wrong_is_no_data(monkeypatch:
     monkeypatch.setattr(datasets, "load_dataset", lambda name, split: [{"text": "a", "key": "b"}])
     with pytest.raises(NoData, match="gsa/some, row 1: there is no field 'value'"):
         dataset_rows("gsa/some", "based_fda.validation")
-    monkeypatch.setattr(datasets, "load_dataset", lambda name, split: 1 / 0)
-    with pytest.raises(NoData, match="gsa/some: ZeroDivisionError"):
-        dataset_rows("gsa/some", "based_fda.validation")
+    for error, expected in (
+        (ValueError("Unknown split"), NoData),
+        (datasets.exceptions.DatasetGenerationError("broken"), NoData),
+        (ModuleNotFoundError("no sympy"), NoData),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), OutOfMemory),
+        (ZeroDivisionError("a fault of ours"), ZeroDivisionError),
+    ):
+
+        def fail(name: str, split: str, error: Exception = error) -> None:
+            raise error
+
+        monkeypatch.setattr(datasets, "load_dataset", fail)
+        with pytest.raises(expected, match=str(error)):
+            dataset_rows("gsa/some", "based_fda.validation")
 
 
 def test_long_documents_come_from_the_archives_of_scrolls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -88,5 +100,7 @@ def test_long_documents_come_from_the_archives_of_scrolls(monkeypatch: pytest.Mo
     assert from_hub(TASKS["long_quality"], shots=0).examples is None
     with pytest.raises(NoData, match=r"narrative_qa\.zip: FileNotFoundError"):
         from_hub(TASKS["long_narrativeqa"], shots=0)
+    with pytest.raises(NoData, match=r"quality\.zip: there is no quality/test\.jsonl in it"):
+        zipped_rows("tau/scrolls", "quality", "test", "scrolls_quality.validation")
     with pytest.raises(NoData, match="none has it in this form"):
         from_hub(TASKS["long_qasper_yesno"], shots=0)

@@ -94,9 +94,8 @@ def test_the_same_seed_gives_the_same_interval(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_parts_of_every_kind_of_metric() -> None:
-    likelihoods, words, sizes = [-10.0, -4.0, -6.0], [3, 2, 2], [15, 8, 9]
     nats = 20.0
-    samples = {"id": [0, 1, 2], "log_likelihood": likelihoods, "words": words, "bytes": sizes}
+    samples = {"id": [0, 1, 2], "nats": [10.0, 4.0, 6.0], "words": [3, 2, 2], "bytes": [15, 8, 9]}
     truth = {
         "word_perplexity": math.exp(nats / 7),
         "byte_perplexity": math.exp(nats / 32),
@@ -111,7 +110,7 @@ def test_parts_of_every_kind_of_metric() -> None:
     mean = {"value": (0.5 * 0.2 * 0.4) ** (1 / 3), "stderr": None, "higher_is_better": True}
     found = result("a", "qmsum", [0.0], metrics={"rouge": mean}, main="rouge", samples=rouge)
     assert parts_of(found, "rouge").value() == pytest.approx(mean["value"])
-    losses = {"id": [0, 1], "loss": [2.0, 3.0], "tokens": [10, 30], "bytes": [40, 100]}
+    losses = {"id": [0, 1], "nats": [20.0, 90.0], "tokens": [10, 30], "bytes": [40, 100]}
     mean = {"value": 2.75, "stderr": None, "higher_is_better": False}
     found = result("a", "text", [0.0], metrics={"loss": mean}, main="loss", samples=losses)
     assert parts_of(found, "loss").value() == 2.75

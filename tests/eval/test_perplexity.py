@@ -16,10 +16,11 @@ import gsa
 from gsa.errors import GSAError
 from gsa.eval.extrapolation import ends, tensor_bytes
 from gsa.eval.journal import Journal
-from gsa.eval.losses import Passage, Sums, windows
+from gsa.eval.losses import Passage, perplexity, windows
 from gsa.eval.ours import OurReader
 from gsa.eval.perplexity import run
 from gsa.eval.reader import Reader
+from gsa.eval.sums import Sums
 from gsa.eval.texts import documents, lengths_of
 from tests.eval.standins import StandIn
 from tests.examples import examples
@@ -126,8 +127,8 @@ def test_documents_of_rows_and_packed_files(tmp_path: Path, capsys: pytest.Captu
     assert "left out 1 rows or files: invalid JSON" in err
     texts = ["alpha", "beta é", "gamma delta"]
     assert result["samples"]["bytes"] == [len(text.encode()) for text in texts]
-    losses = [stand_in_loss([256, *text.encode()]) / len(text.encode()) for text in texts]
-    assert result["samples"]["loss"] == pytest.approx(losses, rel=1e-6)
+    losses = [stand_in_loss([256, *text.encode()]) for text in texts]
+    assert result["samples"]["nats"] == pytest.approx(losses, rel=1e-6)
     assert result["metrics"]["loss"]["stderr"] > 0
     assert [document.text for document in documents([str(rows)], "text", print)] == texts[:2]
 
@@ -170,16 +171,32 @@ def test_it_goes_on_where_it_was_stopped(
         run(reader, [str(path)], output=str(tmp_path / "out"), context=10)
     again = StandIn()
     result = run(again, [str(path)], output=str(tmp_path / "out"), context=10)
-    assert "perplexity-a.txt.answers: goes on with 3 windows of before" in capsys.readouterr().err
+    assert "perplexity-a.txt-context=10.answers: goes on with 3 windows of before" in capsys.readouterr().err
     assert again.asked == 77  # of ten windows of 11 ids each
     assert result["metrics"] == whole["metrics"]
     assert result["positions"] == whole["positions"]
+
+
+def test_results_of_other_texts_with_the_same_name_are_told(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    for number, text in enumerate(("one", "one", "other")):
+        place = tmp_path / str(number)
+        place.mkdir()
+        (place / "a.txt").write_text(text)
+        run(StandIn(), [str(place / "a.txt")], output=str(tmp_path))
+        assert ("was of other documents of this name" in capsys.readouterr().err) == (number == 2), number
+
+
+def test_losses_without_bounds() -> None:
+    assert perplexity(1.0) == math.e
+    assert perplexity(1e4) == math.inf
 
 
 def test_journals(tmp_path: Path) -> None:
     path = tmp_path / "new" / "journal"
     with Journal(path, {"a": 1}) as journal:
         journal.add(3, {"nats": [0.1]})
+        with pytest.raises(GSAError, match="another process is writing to it"), Journal(path, {"a": 1}):
+            pass
     with Journal(path, {"a": 1}) as journal:
         assert journal.answers == {3: {"nats": [0.1]}}
     with Journal(path, {"a": 2}) as journal:  # something else is measured, and starts anew

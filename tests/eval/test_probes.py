@@ -8,7 +8,8 @@ import pytest
 
 from gsa.errors import GSAError
 from gsa.eval.probes import copy, mqar, needle, phonebook
-from gsa.eval.probes.asking import Probe, Wishes, answered
+from gsa.eval.probes.asking import Probe, answered
+from gsa.eval.probes.options import unusual
 from gsa.eval.reader import Reader
 from tests.eval.standins import StandIn, ignorant, knowing, look_up, look_up_token, look_up_word
 
@@ -27,8 +28,8 @@ RECALL: dict[str, Callable[[Reader], Probe]] = {
 
 
 def asked(reader: Reader, make: Callable[[Reader], Probe], folder: Path, plot: Path | None = None) -> dict:
-    wishes = Wishes(str(folder), None if plot is None else str(plot), json=False, batch_size=4)
-    return answered(reader, make(reader), wishes)
+    options = copy.Copy("stand-in", batch_size=4, output=str(folder), plot=None if plot is None else str(plot))
+    return answered(reader, make(reader), options)
 
 
 @pytest.mark.parametrize("name", PROBES)
@@ -63,6 +64,21 @@ def test_what_is_written_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture
     assert (result["format"], result["task"], result["main"]) == ("gsa-eval-1", "needle", "found")
     assert len(result["samples"]["answer"]) == len(result["samples"]["found"]) == 12
     assert result["samples"]["right"][0] in result["samples"]["answer"][0]
+
+
+def test_what_is_asked_otherwise_gets_a_file_of_its_own(tmp_path: Path) -> None:
+    assert unusual(copy.Copy("a", batch_size=3, json=True, output="b")) == {}
+    assert unusual(mqar.Mqar("a", lengths="3,5", seed=1)) == {"lengths": "3,5", "seed": 1}
+    made = PROBES["copy words"](knowing())
+    for options in ({}, {"lengths": "2,12"}, {"lengths": "2,12", "form": "letters"}):
+        answered(knowing(), made, copy.Copy("stand-in", output=str(tmp_path), **options))
+    found = sorted(path.name for path in tmp_path.iterdir())
+    assert found == ["copy-lengths=2-12-form=letters.json", "copy-lengths=2-12.json", "copy.json"]
+
+
+def test_a_single_question_has_no_standard_error(tmp_path: Path) -> None:
+    result = asked(knowing(), lambda reader: phonebook.probe(reader, [3], 1, 0), tmp_path)
+    assert result["metrics"]["exact"] == {"value": 1.0, "stderr": None, "higher_is_better": True}
 
 
 def test_prompts_are_as_long_as_was_asked_and_needles_as_deep() -> None:

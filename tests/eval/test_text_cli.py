@@ -16,18 +16,27 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("args", "file", "main"),
-    [
-        (("eval", "gsa-tiny", "--text", ALICE, "--limit-tokens", "200"), "perplexity-alice.txt", "bits_per_byte"),
-        (("eval", "gsa-tiny", "--text", ALICE, "--lengths", "64,128", "--last=32"), "lengths-alice.txt", "loss_128"),
-        (("probe", "mqar", "gsa-tiny", "--lengths", "3", "--samples", "2"), "mqar", "candidates"),
-        (("probe", "phonebook", "gsa-tiny", "--lengths", "3", "--samples", "2"), "phonebook", "exact"),
-        (("probe", "needle", "gsa-tiny", "--lengths", "200", "--depths", "50", "--samples", "1"), "needle", "found"),
-        (("probe", "copy", "gsa-tiny", "--lengths", "3", "--samples", "2", "--form", "letters"), "copy", "exact"),
-    ],
-)
-def test_results(capsys: pytest.CaptureFixture, args: tuple[str | Path, ...], file: str, main: str) -> None:
+SHORT = ("--lengths", "3", "--samples", "2")
+RUNS: dict[str, tuple[tuple[str | Path, ...], str]] = {
+    "perplexity-alice.txt-limit=200": (("eval", "gsa-tiny", "--text", ALICE, "--limit-tokens", "200"), "bits_per_byte"),
+    "lengths-alice.txt-lengths=64-128-last=32": (
+        ("eval", "gsa-tiny", "--text", ALICE, "--lengths", "64,128", "--last=32"),
+        "loss_128",
+    ),
+    "mqar-lengths=3-samples=2": (("probe", "mqar", "gsa-tiny", *SHORT), "candidates"),
+    "phonebook-lengths=3-samples=2": (("probe", "phonebook", "gsa-tiny", *SHORT), "exact"),
+    "needle-lengths=200-samples=1-depths=50": (
+        ("probe", "needle", "gsa-tiny", "--lengths", "200", "--depths", "50", "--samples", "1"),
+        "found",
+    ),
+    "copy-lengths=3-samples=2-form=letters": (("probe", "copy", "gsa-tiny", *SHORT, "--form", "letters"), "exact"),
+}
+"""What is typed, and the main metric, by the name of the result file."""
+
+
+@pytest.mark.parametrize("file", RUNS)
+def test_results(capsys: pytest.CaptureFixture, file: str) -> None:
+    args, main = RUNS[file]
     code, out, err = run(capsys, *args, "--json", "--plot", "chart.png")
     assert code == 0, err
     result = load_result(Path("evaluations", "gsa-tiny", f"{file}.json"))
@@ -51,10 +60,11 @@ def test_markdown(capsys: pytest.CaptureFixture) -> None:
         (("eval", "gsa-tiny", "--tasks", "piqa", "--samples", "3"), "eval: --samples goes with --text"),
         (("eval", "gsa-tiny", "--text", "a.txt", "--shots", "0"), "eval: --shots goes with --tasks"),
         (("eval", "gsa-tiny", "--text", "a.txt", "--json", "--markdown"), "json and markdown exclude each other"),
+        (("eval", "gsa-tiny", "--text", ALICE, "--last", "3"), "--last and --samples go with --lengths"),
         (("probe", "copy", "gsa-tiny", "--lengths", "1"), "probe copy: lengths must be whole numbers from 2 to 65536"),
         (("probe", "copy", "gsa-tiny", "--samples", "0"), "probe copy: samples must be at least 1, got 0"),
         (("probe", "copy", "gsa-tiny", "--seed", "-1"), "probe copy: seed must be at least 0, got -1"),
-        (("probe", "copy", "gsa-tiny", "--batch-size", "0"), "probe: batch_size must be at least 1, got 0"),
+        (("probe", "copy", "gsa-tiny", "--batch-size", "0"), "probe copy: batch_size must be at least 1, got 0"),
         (
             ("probe", "needle", "gsa-tiny", "--depths", "0,101"),
             "probe needle: depths must be whole numbers from 0 to 100",

@@ -63,7 +63,9 @@ def run(args: list[str]) -> None:
         given = options_win(with_recipe(given))
     options: dict[str, Any] = {} if path else {"version": __version__}
     settings = auto_cli(load(entry), args=given, prog=command, parser_class=Parser, allow_abbrev=False, **options)
-    if settings is not None:  # of `train`, which is no function; the others have done what they do
+    if callable(settings):  # a probe
+        settings()
+    elif settings is not None:  # functions have done what they do
         from gsa.cli.train import run as train
 
         train(settings)

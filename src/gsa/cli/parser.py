@@ -20,6 +20,8 @@ SHORT = {"--max_tokens": "-n"}
 """Options that have a short name too."""
 MAY_BE_LEFT_OUT = {"generate": "prompt", "evaluate": "model"}
 """Positional arguments that have a default, by the function of the verb."""
+WITH_RECIPES = ("TrainSettings",)
+"""Classes of settings that the package has recipes for."""
 _HELP_OF = {
     "--config": "File of settings in YAML; options win over it.",
     "--print-config": "Print the settings as YAML, and exit.",
@@ -66,7 +68,8 @@ class Parser(ArgumentParser):
     def add_class_arguments(self, theclass: Any, *args: Any, **options: Any) -> Any:
         self._fields = theclass
         self.description = _told(theclass)
-        self._add_recipe()
+        if theclass.__name__ in WITH_RECIPES:
+            self._add_recipe()
         return super().add_class_arguments(theclass, *args, **options)
 
     def _add_recipe(self) -> None:

@@ -107,20 +107,20 @@ GSA = Group(
             "What a model can recall, and how.",
             {
                 "mqar": Verb(
-                    "gsa.eval.probes.mqar:mqar",
+                    "gsa.eval.probes.mqar:Mqar",
                     "Asks a model for values of keys that it has just read: associative recall, by the number of "
                     "pairs.",
                 ),
                 "phonebook": Verb(
-                    "gsa.eval.probes.phonebook:phonebook",
+                    "gsa.eval.probes.phonebook:Phonebook",
                     "Asks a model for numbers in a phone book that it has just read.",
                 ),
                 "needle": Verb(
-                    "gsa.eval.probes.needle:needle",
+                    "gsa.eval.probes.needle:Needle",
                     "Hides a number in a long text, and asks a model for it: a heat map of length by depth.",
                 ),
                 "copy": Verb(
-                    "gsa.eval.probes.copy:copy",
+                    "gsa.eval.probes.copy:Copy",
                     "Asks a model to repeat random words that it has just read.",
                 ),
                 "slots": Verb(

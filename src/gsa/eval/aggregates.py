@@ -95,12 +95,12 @@ def standard_error(aggregation: Aggregation, values: Sequence[Any]) -> float | N
 
 
 def samples_of(name: str, aggregation: Aggregation, values: Sequence[Any]) -> dict[str, list[float]]:
-    """What of a metric is kept for every document: scores whose mean it is; of perplexities, the log-likelihoods."""
+    """What of a metric is kept for every document: scores whose mean it is; of perplexities, the loss in nats."""
     if aggregation is harness_metrics.perplexity:
-        return {"log_likelihood": list(map(float, values))}
+        return {"nats": [-float(value) for value in values]}
     if name in _UNITS:
         likelihoods, weights = zip(*values, strict=True)
-        return {"log_likelihood": list(map(float, likelihoods)), _UNITS[name]: list(map(float, weights))}
+        return {"nats": [-float(value) for value in likelihoods], _UNITS[name]: list(map(float, weights))}
     if aggregation in _MEANS and all(isinstance(value, Real) for value in values):
         return {name: list(map(float, values))}
     return {}

@@ -91,9 +91,7 @@ class Comparison:
             if metric not in result["metrics"]:
                 self._warnings.append(f"{header}: {label} has no {metric}, but {', '.join(result['metrics'])}")
         values = [None if result is None else _value(result, metric) for result in results]
-        higher = next(iter(known.values()))["metrics"][metric].get("higher_is_better")
-        if not isinstance(higher, bool):
-            raise GSAError(f"{header}: the result does not say whether a higher {metric} is better")
+        higher = next(iter(known.values()))["metrics"][metric]["higher_is_better"]
         differences = [None, *(self._difference(header, metric, results, place) for place in range(1, len(results)))]
         task = {
             "header": header,

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from gsa.bench.memory import forget_peak, gpu_peak, measurable, peak, resident
 from gsa.errors import GSAError
 from gsa.eval.journal import Journal
-from gsa.eval.losses import Passage, losses
+from gsa.eval.losses import Passage, perplexity, pieces
 from gsa.eval.progress import Progress
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def _row(length: int, answers: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "length": length,
         "loss": loss,
-        "perplexity": math.exp(loss),
+        "perplexity": perplexity(loss),
         "losses": [answer["loss"] for answer in answers],
         "tokens_per_second": length * len(answers) / sum(answer["seconds"] for answer in answers),
         "peak_bytes": max(memory, default=None),
@@ -97,15 +97,15 @@ def _read(reader: Reader, ids: NDArray[np.int32], last: int, before: int) -> dic
     states: list[object] = []
 
     def work() -> None:
-        found, state = losses(reader, ids, lambda _: None)
-        nats.append(found)
-        states.append(state)
+        for piece in pieces(reader, ids):
+            nats.append(piece.nats)
+            states[:] = [piece.state]
 
     began = time.perf_counter()
     used = _peak_of(reader, work, before)
     seconds = time.perf_counter() - began
     return {
-        "loss": float(nats[0][-last:].mean()),
+        "loss": float(np.concatenate(nats)[-last:].mean()),
         "seconds": seconds,
         "peak_bytes": used,
         "state_bytes": tensor_bytes(states[0]),

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from gsa.data.optional import first_line
 from gsa.devices import find_device
-from gsa.errors import GSAError
+from gsa.errors import GSAError, OutOfMemory, memory_errors
 from gsa.eval.reader import GGUF
 from gsa.extras import require
 from gsa.files import named
@@ -30,6 +30,8 @@ POSITIONS = ("n_positions", "max_position_embeddings", "n_ctx")
 """Where configs say how many tokens a model may see."""
 COARSE = 0.03
 """How far logits in half precision may be apart that should be the same, over the largest of them."""
+CANNOT = (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+"""What models of others raise for caches, rows or pads that they do not take."""
 
 
 @dataclass
@@ -175,8 +177,11 @@ class ForeignModel:
         """Whether a way to read the trial gives the logits behind its last token."""
         right = self(self._trial, None)[0].float()
         try:
-            found = read().float()
-        except Exception:  # models of others may fail at this in any way
+            with memory_errors("reader"):
+                found = read().float()
+        except OutOfMemory:  # which says nothing of the model
+            raise
+        except CANNOT:
             return False
         tolerance = 1e-4 if self.model.dtype in (torch.float32, torch.float64) else COARSE
         return bool((found - right).abs().max() <= tolerance * right.abs().max())

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from gsa.errors import GSAError
 from gsa.files import open_file
+from gsa.locks import held
 from gsa.terminal import quoted
 
 MOST_BYTES = 2**30
@@ -29,18 +31,27 @@ class Journal:
     def __init__(self, path: Path, asked: dict[str, Any]) -> None:
         self.path = path
         self.answers: dict[int, Any] = {}
-        self._head = json.dumps({"asked": hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()})
+        self.digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+        """Of what was asked."""
+        self._head = json.dumps({"asked": self.digest})
+        self._stack = ExitStack()
 
     def __enter__(self) -> Journal:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            whole = self._read()
-            # What a kill has cut short at the end, and a journal of other questions, is overwritten.
-            self._file = open(self.path, "r+b" if self.path.exists() else "xb")
-            self._file.truncate(whole)
-            self._file.seek(whole)
-            if not whole:
-                self._write(self._head)
+            self.path.touch()
+            with ExitStack() as stack:
+                stack.enter_context(held(self.path))
+                whole = self._read()
+                self._file = stack.enter_context(open(self.path, "r+b"))
+                # What a kill has cut short at the end, and a journal of other questions, is overwritten.
+                self._file.truncate(whole)
+                self._file.seek(whole)
+                if not whole:
+                    self._write(self._head)
+                self._stack = stack.pop_all()
+        except BlockingIOError:
+            raise GSAError(f"{self.path}: another process is writing to it") from None
         except OSError as error:
             raise GSAError(f"{self.path}: answers cannot be kept there: {error.strerror}") from None
         return self
@@ -48,7 +59,7 @@ class Journal:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._file.close()
+        self._stack.close()
 
     def add(self, number: int, answer: Any) -> None:
         """Keeps an answer: it is in the file when this returns."""
@@ -64,9 +75,7 @@ class Journal:
         self._file.flush()
 
     def _read(self) -> int:
-        """Takes in the answers of a file that is there, if it is about the same; bytes of its whole lines."""
-        if not self.path.exists():
-            return 0
+        """Takes in the answers of the file, if it is about the same; bytes of its whole lines."""
         with open_file(self.path) as file:
             content = file.read(MOST_BYTES)
         head, *lines = content[: content.rfind(b"\n") + 1].splitlines(keepends=True) or [b""]

@@ -9,6 +9,7 @@ document reaches back as far as it can.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,9 +19,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from gsa.console import tell
 from gsa.errors import GSAError
 from gsa.eval.journal import Journal
+from gsa.eval.midway import Midway, Point
 from gsa.eval.progress import Progress
+from gsa.eval.sums import NOTHING, Sums
 from gsa.eval.texts import documents
 from gsa.options import check_count
 
@@ -31,6 +35,8 @@ PIECE = 2048
 """Tokens of a long text that are read between two signs of progress, at most."""
 _LONGEST_TOKEN = 32
 """Characters of a token, generously: a text is cut to so many for each token that is wanted before it is encoded."""
+_MOST_NATS = 709.0
+"""Whose exponential is a number."""
 
 
 class Window(NamedTuple):
@@ -48,35 +54,12 @@ class Passage:
     name: str
     ids: NDArray[np.int32]
     text_bytes: int
+    digest: str = ""
+    """Of the text of the whole document."""
 
     @property
     def tokens(self) -> int:
         return len(self.ids) - 1
-
-
-@dataclass
-class Sums:
-    """Tokens and their loss in nats, by the power of two in which the number of tokens before them lies."""
-
-    tokens: NDArray[np.int64]
-    nats: NDArray[np.float64]
-
-    @classmethod
-    def of(cls, nats: NDArray[np.float64], before: int) -> Sums:
-        """Losses of tokens one after another, the first of which has so many before it."""
-        places = np.frexp(np.arange(before, before + len(nats)))[1] - 1  # the whole part of log2, exactly
-        return cls(np.bincount(places), np.bincount(places, nats).astype(np.float64))
-
-    def __add__(self, other: Sums) -> Sums:
-        size = max(len(self.tokens), len(other.tokens))
-        tokens, nats = np.zeros(size, np.int64), np.zeros(size)
-        for part in (self, other):
-            tokens[: len(part.tokens)] += part.tokens
-            nats[: len(part.nats)] += part.nats
-        return Sums(tokens, nats)
-
-
-NOTHING = Sums(np.zeros(0, np.int64), np.zeros(0))
 
 
 def passages(
@@ -92,7 +75,8 @@ def passages(
         cut = ids if whole and len(ids) <= room else ids[: int(room)]
         size = len(text.encode()) if len(cut) == len(ids) and whole else _bytes_of(reader, cut)
         if cut:
-            found.append(Passage(name, np.array([lead, *cut], np.int32), size))
+            digest = hashlib.sha256(text.encode()).hexdigest()
+            found.append(Passage(name, np.array([lead, *cut], np.int32), size, digest))
             room -= len(cut)
         if room <= 0:
             break
@@ -121,23 +105,36 @@ def windows(length: int, context: int | None, stride: int | None) -> Iterator[Wi
         begin, end = end, min(end + (stride or context), length)
 
 
-def losses(reader: Reader, ids: NDArray[np.int32], told: Callable[[int], None]) -> tuple[NDArray[np.float64], object]:
-    """The loss in nats of all ids but the first [T - 1], and the state after them; `told` gets how many were read."""
-    found: list[NDArray[np.float64]] = []
-    state: object = None
+class Piece(NamedTuple):
+    """What came of some ids of a text, from `begin` to before `end`."""
+
+    begin: int
+    end: int
+    nats: NDArray[np.float64]
+    """The losses of these ids; the first of all ids has none."""
+    state: object
+    """After them."""
+
+
+def pieces(reader: Reader, ids: NDArray[np.int32], read: int = 0, state: object = None) -> Iterator[Piece]:
+    """Reads ids, a piece at a time, from where the first `read` of them were read and left this state."""
     # Pieces of about one size: for a very short one, models would have to be read in another way.
     borders = np.linspace(1, len(ids), -(-(len(ids) - 1) // PIECE) + 1).astype(int).tolist()
-    for begin, end in zip([0, *borders[1:-1]], borders[1:], strict=True):
+    starts = [0, *borders[1:-1]]
+    if read not in starts:
+        raise GSAError(f"perplexity: a text of {len(ids):,} ids is read in pieces, none of which begins at {read:,}")
+    for begin, end in zip(starts, borders[1:], strict=True):
+        if begin < read:
+            continue
         log_probs, state = reader.log_probs(ids[begin:end].tolist(), state)
-        found.append(-log_probs.double().cpu().numpy())
-        told(end - begin)
-    nats = np.concatenate(found)
-    if not np.isfinite(nats).all():
-        place = int(np.flatnonzero(~np.isfinite(nats))[0]) + 1
-        raise GSAError(
-            f"perplexity: {reader.name} gives a loss of {nats[place - 1]} for token {place}, expected a number"
-        )
-    return nats, state
+        nats = -log_probs.double().cpu().numpy()
+        if not np.isfinite(nats).all():
+            wrong = int(np.flatnonzero(~np.isfinite(nats))[0])
+            raise GSAError(
+                f"perplexity: {reader.name} gives a loss of {nats[wrong]} for token {end - len(nats) + wrong}, "
+                "expected a number"
+            )
+        yield Piece(begin, end, nats, state)
 
 
 @dataclass(frozen=True)
@@ -164,7 +161,7 @@ class Outcome:
         """Loss in nats a token, perplexity, bits per byte: values, and their standard errors over documents."""
         nats = [float(part.nats.sum()) for part in self.sums]
         loss, error = _ratio(nats, [passage.tokens for passage in self.passages])
-        values = {"loss": (loss, error), "perplexity": (math.exp(loss), error and math.exp(loss) * error)}
+        values = {"loss": (loss, error), "perplexity": (perplexity(loss), error and perplexity(loss) * error)}
         if self.text_bytes:
             bits = [value / math.log(2) for value in nats]
             values["bits_per_byte"] = _ratio(bits, [passage.text_bytes for passage in self.passages])
@@ -183,6 +180,11 @@ class Outcome:
         ]
 
 
+def perplexity(loss: float) -> float:
+    """Of a loss in nats; inf where that is beyond all numbers."""
+    return math.exp(loss) if loss < _MOST_NATS else math.inf
+
+
 def _ratio(sums: Sequence[float], weights: Sequence[int]) -> tuple[float, float | None]:
     """A mean over documents by weight, and its standard error; None of a single document."""
     mean, number = math.fsum(sums) / sum(weights), len(sums)
@@ -199,23 +201,49 @@ def measure(
     context: int | None,
     stride: int | None,
     journal: Journal,
+    midway: Midway,
     quiet: bool = False,
 ) -> Outcome:
-    """The loss of all passages, window by window; those that the journal has are not read again."""
+    """The loss of all passages, window by window; those that the journal has are not read again.
+
+    A window that was stopped midway is read from there.
+    """
     began = time.monotonic()
     sums = [NOTHING for _ in read]
     asked = [(place, window) for place, part in enumerate(read) for window in windows(len(part.ids), context, stride)]
-    costs = [window.end - window.first for _, window in asked]
-    left = sum(cost for number, cost in enumerate(costs) if number not in journal.answers)
+    left = sum(window.end - window.first for number, (_, window) in enumerate(asked) if number not in journal.answers)
+    begun = midway.load()
+    if begun is not None and begun.window not in journal.answers:
+        if begun.window >= len(asked):
+            raise GSAError(f"{midway.path}: there is no window {begun.window}; remove it to start anew")
+        left -= begun.read
+        name = read[asked[begun.window][0]].name
+        tell(f"{midway.path}: goes on behind {begun.read:,} tokens of {name}")
     with Progress(left, "tokens", quiet=quiet) as progress:
-        for number, (place, window) in enumerate(asked):
-            if number not in journal.answers:
-                nats, _ = losses(reader, read[place].ids[window.first : window.end], progress.advance)
-                counted = Sums.of(nats[window.begin - window.first - 1 :], window.begin - window.first)
-                journal.add(number, {"tokens": counted.tokens.tolist(), "nats": counted.nats.tolist()})
-            answer = journal.answers[number]
-            sums[place] += Sums(np.array(answer["tokens"], np.int64), np.array(answer["nats"], np.float64))
+        try:
+            for number, (place, window) in enumerate(asked):
+                if number not in journal.answers:
+                    ids = read[place].ids[window.first : window.end]
+                    point = begun if begun is not None and begun.window == number else Point(number, 0, NOTHING, None)
+                    for piece in pieces(reader, ids, point.read, point.state):
+                        point = Point(number, piece.end, point.sums + _counted(piece, window), piece.state)
+                        midway.reached(point)
+                        progress.advance(piece.end - piece.begin)
+                    journal.add(number, {"tokens": point.sums.tokens.tolist(), "nats": point.sums.nats.tolist()})
+                    midway.finished()
+                answer = journal.answers[number]
+                sums[place] += Sums(np.array(answer["tokens"], np.int64), np.array(answer["nats"], np.float64))
+        except BaseException:
+            midway.save()
+            raise
     return Outcome(read, sums, time.monotonic() - began)
+
+
+def _counted(piece: Piece, window: Window) -> Sums:
+    """The losses of a piece of a window, without those that the window does not count."""
+    first = piece.end - len(piece.nats)
+    skipped = max(0, window.begin - window.first - first)
+    return Sums.of(piece.nats[skipped:], first + skipped)
 
 
 def checked_windows(reader: Reader, context: int | None, stride: int | None) -> tuple[int | None, int | None]:

@@ -6,7 +6,7 @@ What contexts have in common is read once, contexts are read together, and their
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,6 +35,7 @@ from gsa.eval.scoring import (
 from gsa.files import parse_json
 from gsa.infer.engine import Engine
 from gsa.infer.reading import checked_ids
+from gsa.infer.state_file import Kind, check_kinds, kind_of
 from gsa.infer.text import TextEngine, Writing
 from gsa.infer.vocabulary import vocabulary
 from gsa.models.state import ModelState
@@ -43,6 +44,8 @@ from gsa.sampling import Sampling
 
 MOST_TOKENS = 4096
 """Tokens of all sequences of a pass, unless it is one sequence."""
+LAST = "last"
+"""The name of the last id among the tensors of a stored state."""
 
 
 class Text(NamedTuple):
@@ -173,6 +176,19 @@ class OurReader(Reader):
             start = Start(states, 0)
             parts.append(answer[:, 0])
         return torch.cat(parts), Text(start, ids[-1])
+
+    def stored(self, state: object) -> dict[str, Tensor] | None:
+        if not isinstance(state, Text) or state.start is None:  # a single id, of which nothing is read yet
+            return None
+        one = state.start.states.select(torch.tensor([state.start.number]))
+        return {**one.tensors(), LAST: torch.tensor([state.last])}
+
+    def restored(self, tensors: Mapping[str, Tensor], ids: int) -> object:
+        expected = {**self._model.state_kinds(ids - 1), LAST: Kind("I64", (1,))}
+        check_kinds({name: kind_of(x) for name, x in tensors.items()}, expected)
+        (last,) = checked_ids(tensors[LAST].tolist(), self._model.vocab_size, "state").tolist()
+        states = ModelState.from_tensors({name: x for name, x in tensors.items() if name != LAST})
+        return Text(Start(states.to(self._model.device), 0), last)
 
     def generate(
         self, prompts: Sequence[Sequence[int]], *, max_tokens: int, until: Sequence[str], batch_size: int

@@ -31,13 +31,12 @@ def parts_of(result: Result, metric: str) -> Parts:
     """What a metric is made of, for each document of a result; raises where the documents do not give the metric.
 
     Samples under the name of the metric are scores whose mean it is. Losses, bits and perplexities are made of `nats`
-    (or of `log_likelihood`, or `loss` times `tokens`) over `tokens`, `bytes` or `words`; or over documents, where
-    those are not among the samples. `rouge` is made of `rouge1`, `rouge2` and `rougeL`.
+    over `tokens`, `bytes` or `words`; or over documents, where those are not among the samples. `rouge` is made of
+    `rouge1`, `rouge2` and `rougeL`.
     """
     samples = result["samples"]
-    nats = _nats(samples)
-    if metric in _RATIOS and nats is not None:
-        unit, form = _RATIOS[metric]
+    if metric in _RATIOS and "nats" in samples:
+        nats, (unit, form) = _column(samples, "nats"), _RATIOS[metric]
         weights = _column(samples, unit) if unit in samples else np.ones(len(nats))
         parts = Parts(nats[:, None], weights, form)
     elif metric in samples:
@@ -66,16 +65,6 @@ def documents_of(result: Result) -> dict[Any, int]:
     if len(places) < len(ids):
         raise GSAError("ids of documents come twice in the samples")
     return places
-
-
-def _nats(samples: dict[str, Any]) -> Numbers | None:
-    if "nats" in samples:
-        return _column(samples, "nats")
-    if "log_likelihood" in samples:
-        return -_column(samples, "log_likelihood")
-    if "loss" in samples and "tokens" in samples:
-        return _column(samples, "loss") * _column(samples, "tokens")
-    return None
 
 
 def _column(samples: dict[str, Any], name: str) -> Numbers:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,15 +14,18 @@ from gsa.console import check_place, tell
 from gsa.errors import GSAError
 from gsa.eval.extrapolation import ends, extrapolate
 from gsa.eval.journal import Journal
-from gsa.eval.losses import checked_windows, measure, passages
+from gsa.eval.losses import Passage, checked_windows, measure, passages, perplexity
+from gsa.eval.midway import Midway
 from gsa.eval.reader import Reader
 from gsa.eval.record import keep, record, short_name
-from gsa.eval.results import file_name, folder_of
+from gsa.eval.results import folder_of, result_file
 from gsa.eval.texts import length_name, lengths_of
 from gsa.files import byte_count
 from gsa.options import check_count
 from gsa.table import Column, Table, show
 
+FIELD, LAST, SAMPLES = "text", 256, 4
+"""What is usual."""
 AXES = {"before": "tokens before", "context": "tokens of context"}
 """The axis of a chart in the terminal, and what a picture has room to call it."""
 
@@ -32,12 +34,12 @@ def run(
     reader: Reader,
     sources: Sequence[str],
     *,
-    field: str = "text",
+    field: str = FIELD,
     context: int | None = None,
     stride: int | None = None,
     lengths: str | None = None,
-    last: int = 256,
-    samples: int = 4,
+    last: int = LAST,
+    samples: int = SAMPLES,
     limit_tokens: int | None = None,
     output: str | None = None,
     plot: str | None = None,
@@ -67,13 +69,25 @@ def run(
         check_count(f"perplexity: {name}", count)
     if plot is not None:
         check_place(plot)
+    wishes = {
+        "lengths": (lengths, None),
+        "last": (last, LAST),
+        "samples": (samples, SAMPLES),
+        "context": (context, None),
+        "stride": (stride, None),
+        "limit": (limit_tokens, None),
+        "field": (field, FIELD),
+    }
+    unusual = {name: value for name, (value, usual) in wishes.items() if value != usual}
     if lengths is None:
-        result = _by_position(reader, sources, field, context, stride, limit_tokens, output, json)
+        if (last, samples) != (LAST, SAMPLES):
+            raise GSAError("perplexity: --last and --samples go with --lengths")
+        result = _by_position(reader, sources, field, context, stride, limit_tokens, output, unusual, json)
     elif context is not None or stride is not None:
         raise GSAError("perplexity: --lengths are contexts themselves; expected no --context and no --stride with them")
     else:
         wished = lengths_of(lengths, "perplexity: lengths", least=last)
-        result = _by_length(reader, sources, field, wished, last, samples, limit_tokens, output, json)
+        result = _by_length(reader, sources, field, wished, last, samples, limit_tokens, output, unusual, json)
     show(result, tables(result), json=json, markdown=markdown)
     series, x_name = chart(result)
     if not json and not markdown:
@@ -91,17 +105,20 @@ def _by_position(
     stride: int | None,
     limit_tokens: int | None,
     output: str | None,
+    unusual: dict[str, Any],
     quiet: bool,
 ) -> dict[str, Any]:
     context, stride = checked_windows(reader, context, stride)
     read = passages(reader, sources, field=field, limit_tokens=limit_tokens, say=tell)
-    folder, data = folder_of(reader, output), _data(sources)
+    data = _data(sources)
     settings = {"context": context, "stride": stride, "field": field, "limit_tokens": limit_tokens}
     task = f"perplexity:{data}"
+    path = folder_of(reader, output) / result_file(task, unusual)
     asked = {"model": reader.about, "settings": settings, "texts": [_fingerprint(part.ids) for part in read]}
-    with Journal(folder / f"{file_name(task)}.answers", asked) as journal:
+    with Journal(path.with_suffix(".answers"), asked) as journal:
         _tell_what_is_known(journal, "windows")
-        outcome = measure(reader, read, context=context, stride=stride, journal=journal, quiet=quiet)
+        midway = Midway(path.with_suffix(".midway"), journal.digest, reader)
+        outcome = measure(reader, read, context=context, stride=stride, journal=journal, midway=midway, quiet=quiet)
         result = record(
             reader,
             task=task,
@@ -114,14 +131,16 @@ def _by_position(
                 "id": [f"{number}: {part.name}" for number, part in enumerate(read)],
                 "tokens": [part.tokens for part in read],
                 "bytes": [part.text_bytes for part in read],
-                "loss": [float(sums.nats.sum()) / part.tokens for sums, part in zip(outcome.sums, read, strict=True)],
+                "nats": [float(sums.nats.sum()) for sums in outcome.sums],
             },
             settings=settings,
             seconds=outcome.seconds,
             tables={"positions": outcome.positions()},
+            documents=_digest(read),
         )
-        keep(result, folder)
+        keep(result, path)
         journal.remove()
+        midway.remove()
     return result
 
 
@@ -134,6 +153,7 @@ def _by_length(
     samples: int,
     limit_tokens: int | None,
     output: str | None,
+    unusual: dict[str, Any],
     quiet: bool,
 ) -> dict[str, Any]:
     fitting = [length for length in lengths if reader.max_length is None or length <= reader.max_length]
@@ -147,7 +167,7 @@ def _by_length(
     began = time.monotonic()
     read = passages(reader, sources, field=field, limit_tokens=limit_tokens, say=tell)
     contexts = ends(read, fitting[-1], samples)
-    folder, data = folder_of(reader, output), _data(sources)
+    data = _data(sources)
     settings = {
         "lengths": fitting,
         "last": last,
@@ -157,7 +177,8 @@ def _by_length(
     }
     task = f"lengths:{data}"
     asked = {"model": reader.about, "settings": settings, "texts": [_fingerprint(ids) for ids in contexts]}
-    with Journal(folder / f"{file_name(task)}.answers", asked) as journal:
+    path = folder_of(reader, output) / result_file(task, unusual)
+    with Journal(path.with_suffix(".answers"), asked) as journal:
         _tell_what_is_known(journal, "contexts")
         rows = extrapolate(reader, contexts, fitting, last=last, journal=journal, quiet=quiet)
         losses = {f"loss_{length_name(row['length'])}": row["losses"] for row in rows}
@@ -176,8 +197,9 @@ def _by_length(
             settings=settings,
             seconds=time.monotonic() - began,
             tables={"lengths": [{name: value for name, value in row.items() if name != "losses"} for row in rows]},
+            documents=_digest(read),
         )
-        keep(result, folder)
+        keep(result, path)
         journal.remove()
     return result
 
@@ -210,7 +232,7 @@ def tables(result: dict[str, Any]) -> list[Table]:
         Column("tokens before", "name", left=True),
         Column("tokens", "tokens", "{:,}"),
         Column("loss (nats)", "loss", "{:.4f}"),
-        Column("perplexity", lambda row: math.exp(row["loss"]), "{:,.2f}"),
+        Column("perplexity", lambda row: perplexity(row["loss"]), "{:,.2f}"),
     ]
     of = "document" if len(texts["id"]) == 1 else "documents"
     notes = [f"{len(texts['id']):,} {of}, {sum(texts['bytes']):,} bytes; {how}; {result['seconds']:.1f} s"]
@@ -248,6 +270,11 @@ def chart(result: dict[str, Any]) -> tuple[dict[str, dict[int, float]], str]:
 def _data(sources: Sequence[str]) -> str:
     """What was read, by the names of files."""
     return "+".join(Path(source).name for source in sources)
+
+
+def _digest(read: Sequence[Passage]) -> str:
+    """Tells other texts apart, for whatever tokenizer."""
+    return hashlib.sha256("".join(part.digest for part in read).encode()).hexdigest()
 
 
 def _fingerprint(ids: Any) -> str:

@@ -7,7 +7,7 @@ Two kinds stand behind it: models of ours (`gsa.eval.ours`), and any causal mode
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -86,6 +86,14 @@ class Reader(ABC):
         Without a state the first id has nothing before it: fp32 [T - 1], and [T] with one. A state belongs to the
         reader that gave it, and stays as it is. Texts of any length are read in pieces.
         """
+
+    def stored(self, state: object) -> dict[str, Tensor] | None:
+        """A state of `log_probs` as tensors for a file, or None if it cannot be kept in one."""
+        return None
+
+    def restored(self, tensors: Mapping[str, Tensor], ids: int) -> object:
+        """The state after so many ids, of which `stored` gave these tensors; what others have changed is refused."""
+        raise GSAError(f"{self.name} is a model whose states cannot be kept in files")
 
     @abstractmethod
     def generate(

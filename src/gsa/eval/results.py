@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     from gsa.eval.reader import Reader
 
 FORMAT = "gsa-eval-1"
+LONGEST = 100
+"""Characters that the name of a file may have, without its ending."""
 FOLDER = Path("evaluations")
 """Where results go that nobody named a folder for."""
 
@@ -25,6 +29,7 @@ _FIELDS: dict[str, tuple[type, ...]] = {
     "task": (str,),
     "title": (str,),
     "group": (str, type(None)),
+    "version": (int, float, str),
     "shots": (int,),
     "limit": (int, type(None)),
     "data": (str,),
@@ -34,6 +39,8 @@ _FIELDS: dict[str, tuple[type, ...]] = {
     "settings": (dict,),
     "seconds": (int, float),
 }
+_OPTIONAL: dict[str, tuple[type, ...]] = {"notes": (list,), "identity": (dict,), "parts": (dict,)}
+"""What only some results have."""
 
 
 def folder_of(reader: Reader, output: str | None) -> Path:
@@ -49,7 +56,21 @@ def file_name(text: str) -> str:
     >>> file_name("perplexity:a b/c.txt")
     'perplexity-a-b-c.txt'
     """
-    return re.sub(r"[^\w.=-]+", "-", text).strip("-.")[:100] or "result"
+    name = re.sub(r"[^\w.=-]+", "-", text).strip("-.") or "result"
+    if len(name) <= LONGEST:
+        return name
+    digest = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:12]
+    return f"{name[: LONGEST - 13]}-{digest}"  # so that names stay different that begin alike
+
+
+def result_file(task: str, unusual: Mapping[str, Any]) -> str:
+    """The name of a result file. What is not as usual is part of it, so that a usual run is not replaced.
+
+    >>> result_file("needle", {"lengths": "512,1K", "filler": "books/emma.txt"})
+    'needle-lengths=512-1K-filler=emma.txt.json'
+    """
+    words = [f"{name}={Path(str(value)).name}" for name, value in unusual.items()]
+    return file_name("-".join([task, *words])) + ".json"
 
 
 def save_result(result: Result, path: Path) -> None:
@@ -67,20 +88,29 @@ def load_result(path: Path) -> Result:
     result = read_json(path, made_by="gsa eval")
     if result.get("format") != FORMAT:
         raise GSAError(f"{path}: expected a result of gsa eval ({FORMAT}), got format {quoted(result.get('format'))}")
-    for name, types in _FIELDS.items():
+    for name, types in {**_FIELDS, **{name: types for name, types in _OPTIONAL.items() if name in result}}.items():
         if name not in result or type(result[name]) not in types:
             words = " or ".join("null" if each is type(None) else each.__name__ for each in types)
-            raise GSAError(f"{path}: {name!r} must be {words}, got {quoted(result.get(name))}")
+            raise GSAError(f"{path}: {name!r} must be {words}, got {_told(result, name)}")
+    if type(result["model"].get("name")) is not str:
+        raise GSAError(f"{path}: the 'name' of the model must be str, got {_told(result['model'], 'name')}")
     for name, metric in result["metrics"].items():
         values = [metric.get("value"), metric.get("stderr")] if isinstance(metric, dict) else ["?"]
         if not all(value is None or type(value) in (int, float) for value in values):
             raise GSAError(f"{path}: metric {name!r} must have a value and a stderr, got {quoted(metric)}")
+        if type(metric.get("higher_is_better")) is not bool:
+            got = _told(metric, "higher_is_better")
+            raise GSAError(f"{path}: 'higher_is_better' of metric {name!r} must be true or false, got {got}")
     if result["main"] not in result["metrics"]:
         raise GSAError(f"{path}: the main metric {quoted(result['main'])} is not among the metrics")
     lengths = {len(column) if isinstance(column, list) else -1 for column in result["samples"].values()}
     if len(lengths) > 1 or -1 in lengths:
         raise GSAError(f"{path}: samples must be lists of one length")
     return result
+
+
+def _told(fields: dict[str, Any], name: str) -> str:
+    return quoted(fields[name]) if name in fields else "nothing"
 
 
 def _finite(value: Any) -> Any:

@@ -11,16 +11,17 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import stdev
 from typing import Any
 
 from gsa.chart import bars, heat_map, save_heat_map, save_lines
 from gsa.console import check_place, tell
 from gsa.errors import GSAError
 from gsa.eval.answers import Answers
+from gsa.eval.probes.options import ProbeOptions, unusual
 from gsa.eval.reader import Reader, open_reader
 from gsa.eval.record import keep, record, short_name
-from gsa.eval.results import folder_of
-from gsa.options import SEED, check_count
+from gsa.eval.results import folder_of, result_file
 from gsa.table import Column, Table, show
 from gsa.threads import use_threads
 
@@ -63,16 +64,6 @@ class Probe:
     shots: int = 0
 
 
-@dataclass(frozen=True)
-class Wishes:
-    """What is the same for all probes: where results go, and how the model is asked."""
-
-    output: str | None
-    plot: str | None
-    json: bool
-    batch_size: int
-
-
 def generating(until: Sequence[str]) -> Ask:
     """Questions answered by a text: greedy, up to a stop string, of as many tokens as the answer may have."""
 
@@ -88,41 +79,32 @@ def generating(until: Sequence[str]) -> Ask:
     return ask
 
 
-def run(
-    make: Callable[[Reader], Probe],
-    model: str,
-    wishes: Wishes,
-    *,
-    weights: str,
-    compute: str,
-    device: str,
-    dtype: str,
-    threads: int | None,
-) -> dict[str, Any]:
+def run(make: Callable[[Reader], Probe], options: ProbeOptions) -> dict[str, Any]:
     """Opens a model, makes a probe for its tokenizer, asks, and shows what comes out."""
-    check_count("probe: batch_size", wishes.batch_size)
-    if wishes.plot is not None:
-        check_place(wishes.plot)
-    use_threads(threads)
-    reader = open_reader(model, weights=weights, compute=compute, device=device, dtype=dtype)
-    return answered(reader, make(reader), wishes)
+    if options.plot is not None:
+        check_place(options.plot)
+    use_threads(options.threads)
+    reader = open_reader(
+        options.model, weights=options.weights, compute=options.compute, device=options.device, dtype=options.dtype
+    )
+    return answered(reader, make(reader), options)
 
 
-def answered(reader: Reader, probe: Probe, wishes: Wishes) -> dict[str, Any]:
+def answered(reader: Reader, probe: Probe, options: ProbeOptions) -> dict[str, Any]:
     """Asks all questions of a probe, writes the result file, and shows it."""
     began = time.monotonic()
     questions = _fitting(reader, probe)
-    folder = folder_of(reader, wishes.output)
-    kept = folder / f"{probe.name}.answers"
-    with Answers(kept, quiet=wishes.json) as answers:
+    path = folder_of(reader, options.output) / result_file(probe.name, unusual(options))
+    kept = path.with_suffix(".answers")
+    with Answers(kept, quiet=options.json) as answers:
         if len(answers):
             tell(f"{kept}: goes on with {len(answers)} answers of before")
-        found = probe.ask(answers, reader, questions, wishes.batch_size)
+        found = probe.ask(answers, reader, questions, options.batch_size)
         result = _result(reader, probe, questions, found, time.monotonic() - began)
-        keep(result, folder)
+        keep(result, path)
     kept.unlink(missing_ok=True)
-    show(result, [_table(result, probe)], json=wishes.json)
-    _draw(result, probe, wishes)
+    show(result, [_table(result, probe)], json=options.json)
+    _draw(result, probe, options)
     return result
 
 
@@ -198,40 +180,34 @@ def _table(result: dict[str, Any], probe: Probe) -> Table:
     total["questions"] = len(result["samples"]["id"])
     total |= {name: result["metrics"][name]["value"] for name in probe.metrics}
     error = result["metrics"][result["main"]]["stderr"]
-    notes = [f"standard error of the last row {error:.1%}; {result['seconds']:.1f} s"]
+    told = "" if error is None else f"standard error of the last row {error:.1%}; "
+    notes = [f"{told}{result['seconds']:.1f} s"]
     return Table(f"{short_name(result)}: {probe.title}", columns, [*result["cells"], total], notes)
 
 
-def _draw(result: dict[str, Any], probe: Probe, wishes: Wishes) -> None:
+def _draw(result: dict[str, Any], probe: Probe, options: ProbeOptions) -> None:
     """The main metric against the axes, in the terminal and, if wished for, as a picture."""
     main, title = result["main"], f"{short_name(result)}: {probe.title}"
-    plot = None if wishes.plot is None else Path(wishes.plot)
+    plot = None if options.plot is None else Path(options.plot)
     if len(probe.axes) == 2:
         x, y = probe.axes
         cells = {(row[x], row[y]): row[main] for row in result["cells"]}
-        if not wishes.json:
+        if not options.json:
             print(heat_map(cells, x, y))
         if plot is not None:
             save_heat_map(cells, plot, x, y, title)
         return
     series = {name: {row[probe.axes[0]]: row[key] for row in result["cells"]} for key, name in probe.metrics.items()}
-    if not wishes.json:
+    if not options.json:
         print(bars(series, probe.axes[0], "share"))
     if plot is not None:
         save_lines(series, plot, probe.axes[0], "share", title)
-
-
-def check_asked(probe: str, *, samples: int, seed: int) -> None:
-    """Raises for numbers that no probe takes."""
-    check_count(f"probe {probe}: samples", samples, most=2**20)
-    check_count(f"probe {probe}: seed", seed, least=0, most=SEED)
 
 
 def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
 
 
-def _error(values: Sequence[float]) -> float:
-    """The standard error of a mean; 0 of a single value."""
-    mean, count = _mean(values), len(values)
-    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / max(count - 1, 1) / count)
+def _error(values: Sequence[float]) -> float | None:
+    """The standard error of a mean; None of a single value."""
+    return None if len(values) < 2 else stdev(values) / math.sqrt(len(values))

@@ -6,14 +6,15 @@ This asks a model that has learned language, as it is. Zoology's task, on which 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
-from gsa.console import Compute, Weights
 from gsa.errors import GSAError
-from gsa.eval.arguments import Dtype
+from gsa.eval.probes.options import ProbeOptions
+from gsa.options import choice, number
 
 if TYPE_CHECKING:
     from gsa.eval.answers import Answers
@@ -23,69 +24,34 @@ if TYPE_CHECKING:
 Form = Literal["tokens", "words"]
 
 
-def mqar(
-    model: str,
-    *,
-    lengths: str = "4,8,16,32,64",
-    form: Form = "tokens",
-    samples: int = 50,
-    queries: int = 4,
-    seed: int = 0,
-    batch_size: int = 8,
-    weights: Weights = "auto",
-    compute: Compute = "auto",
-    device: str = "auto",
-    dtype: Dtype = "auto",
-    threads: int | None = None,
-    output: str | None = None,
-    plot: str | None = None,
-    json: bool = False,
-) -> None:
+@dataclass(frozen=True)
+class Mqar(ProbeOptions):
     """Asks a model for values of keys that it has just read: associative recall, by the number of pairs.
 
     Pairs of random keys and values stand one after another, then a key once more. `candidates` is the share of keys for
     which the right value is the likeliest of all values that were read, `vocabulary` that for which it is the likeliest
     of all tokens. Guessing among candidates is right once in as many times as there are pairs. The same command goes on
     where it was stopped.
-
-    Args:
-        model: A model of ours (a name, a folder, a run), one that transformers loads, or a GGUF file.
-        lengths: Numbers of pairs, with commas between.
-        form: Of what pairs are made: single tokens of the vocabulary without anything between them, as in zoology's
-            task, or words as lines of text, "key: value".
-        samples: Contexts of each length.
-        queries: Keys that are asked for in each context, one at a time; at most all.
-        seed: Of the random choices.
-        batch_size: Contexts that are read together.
-        weights: Format of the weights in memory; for models of ours.
-        compute: What prompts are computed in; for models of ours.
-        device: Where it computes: cpu, cuda, cuda:1 for the second GPU, or auto, a GPU if torch can use one.
-        dtype: What transformers computes in; for models of others.
-        threads: Threads of torch; its own choice by default.
-        output: Folder for the result file; by default evaluations/MODEL.
-        plot: Picture to write (PNG).
-        json: Print the result as JSON.
     """
-    from gsa.eval.probes.asking import Wishes, check_asked, run
-    from gsa.eval.texts import lengths_of
-    from gsa.options import check_count
 
-    check_asked("mqar", samples=samples, seed=seed)
-    check_count("probe mqar: queries", queries)
-    pairs = lengths_of(lengths, "probe mqar: lengths")
-    run(
-        lambda reader: probe(reader, pairs, form, samples, queries, seed),
-        model,
-        Wishes(output, plot, json, batch_size),
-        weights=weights,
-        compute=compute,
-        device=device,
-        dtype=dtype,
-        threads=threads,
-    )
+    name = "mqar"
+
+    lengths: str = "4,8,16,32,64"
+    """Numbers of pairs, with commas between."""
+    form: str = choice("tokens", get_args(Form))
+    """Of what pairs are made: single tokens of the vocabulary without anything between them, as in zoology's task, or
+    words as lines of text, "key: value"."""
+    queries: int = number(4, least=1)
+    """Keys that are asked for in each context, one at a time; at most all."""
+
+    def _maker(self) -> Callable[[Reader], Probe]:
+        from gsa.eval.texts import lengths_of
+
+        pairs = lengths_of(self.lengths, "probe mqar: lengths")
+        return lambda reader: probe(reader, pairs, self.form, self.samples, self.queries, self.seed)
 
 
-def probe(reader: Reader, pairs: list[int], form: Form, samples: int, queries: int, seed: int) -> Probe:
+def probe(reader: Reader, pairs: list[int], form: str, samples: int, queries: int, seed: int) -> Probe:
     """The questions of `gsa probe mqar`."""
     from gsa.eval.probes.asking import Probe, Question
     from gsa.eval.probes.material import words

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gsa.console import Compute, Weights
 from gsa.errors import GSAError
-from gsa.eval.arguments import Dtype
+from gsa.eval.probes.options import ProbeOptions
 
 if TYPE_CHECKING:
     from gsa.eval.probes.asking import Probe
@@ -27,65 +29,35 @@ QUESTION = (
 SHORTEST = 128
 
 
-def needle(
-    model: str,
-    *,
-    lengths: str = "512,1K,2K,4K,8K",
-    depths: str = "0,25,50,75,100",
-    samples: int = 5,
-    filler: str | None = None,
-    seed: int = 0,
-    batch_size: int = 8,
-    weights: Weights = "auto",
-    compute: Compute = "auto",
-    device: str = "auto",
-    dtype: Dtype = "auto",
-    threads: int | None = None,
-    output: str | None = None,
-    plot: str | None = None,
-    json: bool = False,
-) -> None:
+@dataclass(frozen=True)
+class Needle(ProbeOptions):
     """Hides a number in a long text, and asks a model for it: a heat map of length by depth.
 
     The text is of a book, from a random sentence on; at some depth, from 0 (its beginning) to 100 (its end), it has the
     sentence "One of the special magic numbers for KEY is: NUMBER." The model goes on for up to 128 tokens, always with
     the likeliest, and is right if the number is among what it writes. The same command goes on where it was stopped.
-
-    Args:
-        model: A model of ours (a name, a folder, a run), one that transformers loads, or a GGUF file.
-        lengths: Tokens of the whole prompt, with commas between; at least 128.
-        depths: Where the sentence stands, in percent of the text, with commas between.
-        samples: Questions for each length and depth.
-        filler: File with the text; by default the book of the package, Sense and Sensibility.
-        seed: Of the random choices.
-        batch_size: Questions that are answered together.
-        weights: Format of the weights in memory; for models of ours.
-        compute: What prompts are computed in; for models of ours.
-        device: Where it computes: cpu, cuda, cuda:1 for the second GPU, or auto, a GPU if torch can use one.
-        dtype: What transformers computes in; for models of others.
-        threads: Threads of torch; its own choice by default.
-        output: Folder for the result file; by default evaluations/MODEL.
-        plot: Picture to write (PNG).
-        json: Print the result as JSON.
     """
-    from gsa.console import read_text
-    from gsa.eval.probes.asking import Wishes, check_asked, run
-    from gsa.eval.texts import lengths_of
 
-    check_asked("needle", samples=samples, seed=seed)
-    sizes = lengths_of(lengths, "probe needle: lengths", least=SHORTEST)
-    places = lengths_of(depths, "probe needle: depths", least=0, most=100)
-    text = None if filler is None else read_text(filler)
-    run(
-        lambda reader: probe(reader, sizes, places, samples, seed, text, filler),
-        model,
-        Wishes(output, plot, json, batch_size),
-        weights=weights,
-        compute=compute,
-        device=device,
-        dtype=dtype,
-        threads=threads,
-    )
+    name = "needle"
+
+    lengths: str = "512,1K,2K,4K,8K"
+    """Tokens of the whole prompt, with commas between; at least 128."""
+    samples: int = 5
+    """Questions for each length and depth."""
+    depths: str = "0,25,50,75,100"
+    """Where the sentence stands, in percent of the text, with commas between."""
+    filler: str | None = None
+    """File with the text; by default the book of the package, Sense and Sensibility."""
+
+    def _maker(self) -> Callable[[Reader], Probe]:
+        from gsa.console import read_text
+        from gsa.eval.texts import lengths_of
+
+        sizes = lengths_of(self.lengths, "probe needle: lengths", least=SHORTEST)
+        places = lengths_of(self.depths, "probe needle: depths", least=0, most=100)
+        text = None if self.filler is None else read_text(self.filler)
+        name = None if self.filler is None else Path(self.filler).name
+        return lambda reader: probe(reader, sizes, places, self.samples, self.seed, text, name)
 
 
 def probe(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gsa.console import Compute, Weights
-from gsa.eval.arguments import Dtype
+from gsa.eval.probes.options import ProbeOptions
 
 if TYPE_CHECKING:
     from gsa.eval.probes.asking import Probe
@@ -19,60 +20,27 @@ MAX_TOKENS = 24
 EXAMPLES = 2
 
 
-def phonebook(
-    model: str,
-    *,
-    lengths: str = "20,50,100,200",
-    samples: int = 50,
-    seed: int = 0,
-    batch_size: int = 8,
-    weights: Weights = "auto",
-    compute: Compute = "auto",
-    device: str = "auto",
-    dtype: Dtype = "auto",
-    threads: int | None = None,
-    output: str | None = None,
-    plot: str | None = None,
-    json: bool = False,
-) -> None:
+@dataclass(frozen=True)
+class Phonebook(ProbeOptions):
     """Asks a model for numbers in a phone book that it has just read.
 
     A book has a line for each entry, a full name and ten random digits. Behind it stand two of its lines once more, as
     examples, and then a name of another line. The model's answer is what it writes up to the end of the line, always
     with the likeliest token; it is right if it is the number, digit by digit. The same command goes on where it was
     stopped.
-
-    Args:
-        model: A model of ours (a name, a folder, a run), one that transformers loads, or a GGUF file.
-        lengths: Lines of the book, with commas between; at least 3.
-        samples: Books of each length, with one question each.
-        seed: Of the random choices.
-        batch_size: Questions that are answered together.
-        weights: Format of the weights in memory; for models of ours.
-        compute: What prompts are computed in; for models of ours.
-        device: Where it computes: cpu, cuda, cuda:1 for the second GPU, or auto, a GPU if torch can use one.
-        dtype: What transformers computes in; for models of others.
-        threads: Threads of torch; its own choice by default.
-        output: Folder for the result file; by default evaluations/MODEL.
-        plot: Picture to write (PNG).
-        json: Print the result as JSON.
     """
-    from gsa.eval.probes.asking import Wishes, check_asked, run
-    from gsa.eval.probes.material import full_names
-    from gsa.eval.texts import lengths_of
 
-    check_asked("phonebook", samples=samples, seed=seed)
-    lines = lengths_of(lengths, "probe phonebook: lengths", least=EXAMPLES + 1, most=len(full_names()))
-    run(
-        lambda reader: probe(reader, lines, samples, seed),
-        model,
-        Wishes(output, plot, json, batch_size),
-        weights=weights,
-        compute=compute,
-        device=device,
-        dtype=dtype,
-        threads=threads,
-    )
+    name = "phonebook"
+
+    lengths: str = "20,50,100,200"
+    """Lines of the book, with commas between; at least 3."""
+
+    def _maker(self) -> Callable[[Reader], Probe]:
+        from gsa.eval.probes.material import full_names
+        from gsa.eval.texts import lengths_of
+
+        lines = lengths_of(self.lengths, "probe phonebook: lengths", least=EXAMPLES + 1, most=len(full_names()))
+        return lambda reader: probe(reader, lines, self.samples, self.seed)
 
 
 def probe(reader: Reader, lines: list[int], samples: int, seed: int) -> Probe:

@@ -11,6 +11,7 @@ from gsa.errors import GSAError
 from gsa.eval.groups import TASKS, Task, expanded
 from gsa.eval.hub import NoData
 from gsa.eval.local_data import DataFolder
+from gsa.eval.results import result_file
 from gsa.eval.tasks.documents import Documents, from_folder, from_hub, gap
 
 if TYPE_CHECKING:
@@ -57,16 +58,16 @@ class Job:
     """What was asked for; None, where it is the task's own."""
 
     def file_name(self, limit: int | None) -> str:
-        """Where its result goes. What is not as usual is part of the name, so that a usual run is not replaced."""
+        """Where its result goes."""
         usual = TASKS.get(self.found.name)
-        words = [self.found.name]
+        unusual: dict[str, int | None] = {}
         if self.max_length != (None if usual is None else usual.max_length):
-            words.append(f"length={self.max_length}")
+            unusual["length"] = self.max_length
         if usual is not None and self.found.shots != usual.shots:
-            words.append(f"shots={self.found.shots}")
+            unusual["shots"] = self.found.shots
         if limit is not None:
-            words.append(f"limit={limit}")
-        return "-".join(words) + ".json"
+            unusual["limit"] = limit
+        return result_file(self.found.name, unusual)
 
 
 @dataclass(frozen=True)

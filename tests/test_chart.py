@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from gsa.chart import bars, heat_map, save_heat_map, save_lines
+from gsa.chart import PALE, Bar, bars, draw_bars, heat_map, picture, save_heat_map, save_lines
 
 
 def test_charts(tmp_path: Path) -> None:
@@ -24,3 +24,13 @@ def test_heat_maps(tmp_path: Path) -> None:
     assert last.split() == ["100", "▒▒▒▒", "50%", "0%"]
     save_heat_map(cells, tmp_path / "map.png", "length", "depth", "title")
     assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_bars_side_by_side(tmp_path: Path) -> None:
+    series = {"a$": [Bar(0.5, 0.1), None], f"{PALE}b": [Bar(0.25), Bar(1.0)]}
+    with picture(tmp_path / "bars.png") as axes:
+        draw_bars(axes, ["first", "second"], series)
+        heights = [bar.get_height() for bar in axes.patches]
+        labels = axes.get_legend_handles_labels()[1]
+    assert heights == [50.0, 25.0, 100.0]
+    assert labels == ["a\\$", "b"]

@@ -48,6 +48,13 @@ def test_markdown_and_json(capsys: pytest.CaptureFixture) -> None:
     assert "Times [s]" in capsys.readouterr().out
 
 
+def test_headers_of_several_lines() -> None:
+    table = Table("", [Column("way", 0, left=True), Column("time\nms", 1)], [["a", "1"]])
+    assert (table.widths(), table.width()) == ([3, 4], 10)
+    assert [line.split() for line in printed(table).splitlines()[1:3]] == [["time"], ["way", "ms"]]
+    assert "| way | time ms |" in table.markdown()
+
+
 def test_rows_of_text() -> None:
     table = Table("", text_columns("of", "a", "b"), [["x", "1", "2"]])
     assert table.cells() == [["x", "1", "2"]]

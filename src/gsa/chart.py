@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from gsa.extras import imported
 from gsa.files import written
@@ -14,7 +14,16 @@ Series = dict[str, dict[int, float]]
 """name -> {x: y}"""
 Cells = dict[tuple[int, int], float]
 """(x, y) -> a share from 0 to 1"""
+PALE = "~ "
+"""What the label of pale bars begins with."""
 _SHADES = " ░▒▓█"
+
+
+class Bar(NamedTuple):
+    """A share from 0 to 1, and how far it may be off."""
+
+    value: float
+    error: float = 0.0
 
 
 def bars(series: Series, x_name: str, y_name: str, width: int = 40) -> str:
@@ -49,6 +58,35 @@ def picture(path: Path, rows: int = 1, size: tuple[float, float] = (7, 4.5)) -> 
             figure.savefig(place, format="png")
     finally:
         pyplot.close(figure)
+
+
+def draw_bars(axes: Any, names: Sequence[str], series: Mapping[str, Sequence[Bar | None]]) -> None:
+    """Bars in percent, side by side for each name: one of each series, with its error, where there is a value.
+
+    Series whose labels begin with PALE are drawn pale; the legend leaves that out.
+    """
+    from matplotlib import colormaps
+
+    colours = colormaps["tab20"]
+    for number, (label, bars) in enumerate(series.items()):
+        known = [(place, bar) for place, bar in enumerate(bars) if bar is not None]
+        axes.bar(
+            [place + (number + 0.5) / len(series) * 0.8 - 0.4 for place, _ in known],
+            [100 * bar.value for _, bar in known],
+            width=0.8 / len(series),
+            yerr=[100 * bar.error for _, bar in known],
+            label=plain(label.removeprefix(PALE)),
+            color=f"C{number}" if len(series) <= 10 else colours(number % 20),
+            alpha=0.5 if label.startswith(PALE) else 1.0,
+        )
+    axes.set_xticks(range(len(names)), [plain(name) for name in names], rotation=30, ha="right")
+    axes.set(ylabel="%, with standard errors")
+    axes.grid(alpha=0.3, axis="y")
+
+
+def plain(text: str) -> str:
+    """Without the dollar sign's meaning in matplotlib, which is to begin a formula."""
+    return text.replace("$", r"\$")
 
 
 def save_lines(series: Series, path: Path, x_name: str, y_name: str, title: str) -> None:

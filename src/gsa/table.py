@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 GAP = 3
 """Spaces between columns, if the terminal is wide enough; one if not."""
+EDGES = 2
+"""Characters at the left and at the right of all columns."""
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,7 @@ class Column:
     """A header, and what stands beneath it."""
 
     header: str
+    """It may have several lines."""
     value: str | int | Callable[[Any], Any]
     """Of a row: the key or the place of a value, or a function that finds it."""
     form: str = "{}"
@@ -57,10 +60,21 @@ class Table:
         """The text of every row."""
         return [[column.cell(row) for column in self.columns] for row in self.rows]
 
+    def widths(self) -> list[int]:
+        """Characters that the columns take."""
+        return [
+            max(map(len, "\n".join(texts).split("\n"))) for texts in zip(self.headers(), *self.cells(), strict=True)
+        ]
+
+    def width(self, gap: int = 1) -> int:
+        """Characters that the table takes, if nothing is broken into lines."""
+        widths = self.widths()
+        return EDGES + sum(widths) + gap * (len(widths) - 1)
+
     def markdown(self) -> str:
         """The title in bold and the table, without the notes."""
         rules = ["---" if column.left else "---:" for column in self.columns]
-        lines = [self.headers(), rules, *self.cells()]
+        lines = [[header.replace("\n", " ") for header in self.headers()], rules, *self.cells()]
         return f"**{self.title}**\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
     def print(self, console: Console) -> None:
@@ -69,20 +83,16 @@ class Table:
         from rich.table import Table as RichTable
         from rich.text import Text
 
-        cells = self.cells()
-        widths = [max(map(len, column)) for column in zip(self.headers(), *cells, strict=True)]
-        edges = 2
-        wide = edges + sum(widths) + GAP * (len(widths) - 1) <= console.width
         shown = RichTable(
             title=Text(self.title, style="table.title"),
             title_justify="left",
             box=SIMPLE_HEAD,
             pad_edge=False,
-            padding=(0, GAP // 2 if wide else 0),
+            padding=(0, GAP // 2 if self.width(GAP) <= console.width else 0),
         )
         for column in self.columns:
             shown.add_column(Text(column.header), justify="left" if column.left else "right", overflow="fold")
-        for row in cells:
+        for row in self.cells():
             shown.add_row(*map(Text, row))
         console.print(shown)
         for note in self.notes:

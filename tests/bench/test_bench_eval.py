@@ -1,17 +1,21 @@
 """The benchmark of evaluation measures what it says."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from gsa.bench import decode_model
-from gsa.bench.eval import mmlu, piqa, tables
+from gsa.bench.eval import _documents, mmlu, piqa, real, tables
 from gsa.cli import main
+from gsa.errors import GSAError
+from gsa.eval.reader import open_reader
 from gsa.eval.scoring import alike, contexts_of, share_beginnings
 
 from ..tables import printed
 from .test_bench_decode import SMALL, needs_native
 
+DATA = Path(__file__).parent.parent / "eval" / "data"
 pytestmark = [needs_native, pytest.mark.filterwarnings("ignore")]  # of the harness and what it imports
 
 
@@ -27,6 +31,20 @@ def test_report(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
         assert row["apart"] < 1e-3  # the same model, by two programs
     (table,) = tables(report)
     assert "over hf, 8" in printed(table)
+
+
+def test_real_documents() -> None:
+    reader = open_reader("gsa-tiny")
+    asked = real("piqa", _documents("piqa", str(DATA)), 3, reader)
+    assert len(asked) == 2 * 3
+    texts = [reader.tokenizer.decode(request.context) for request in asked]
+    assert texts[0] == texts[1] != texts[2]
+    assert texts[0].startswith("Question: ")
+    contexts = contexts_of(real("mmlu", _documents("mmlu", str(DATA)), 2, reader), None, reader.tokenizer.vocab_size)
+    assert [len(context.continuations) for context in contexts] == [4, 4]
+    assert [reader.tokenizer.decode(context.ids).count("Answer:") for context in contexts] == [6, 6]  # five shots
+    with pytest.raises(GSAError, match=r"there is no mmlu\.test\.jsonl\.gz in"):
+        _documents("mmlu", str(DATA.parent))
 
 
 def test_requests_have_the_shapes_of_the_benchmarks() -> None:

@@ -157,15 +157,24 @@ def test_perplexities_without_end_have_no_interval() -> None:
     json.dumps(found, allow_nan=False)
 
 
+def test_a_probe_with_other_settings() -> None:
+    asked = [{"lengths": [3, 5], "samples": 2}, {"lengths": [3, 5], "samples": 9}, {"lengths": [3], "samples": 2}]
+    found = report([result("a", "copy", [1, 0], settings=settings | {"batch_size": 3}) for settings in asked])
+    headers = [task["header"] for task in found["tasks"]]
+    assert headers == ["COPY, lengths 3,5, samples 2", "COPY, lengths 3,5, samples 9", "COPY, lengths 3, samples 2"]
+    with pytest.raises(GSAError, match="two results of COPY, expected one"):
+        report([result("a", "copy", [1, 0])] * 2)
+
+
 def test_one_task_several_times() -> None:
     """Lengths of a task are columns of their own; models that are called alike go by what was given."""
     runs = [result("a", "qmsum", [1, 0], settings={"max_length": length}) for length in (2048, 4096)]
     found = report(runs, runs[1:])
     headers = [task["header"] for task in found["tasks"]]
-    assert headers == ["QMSUM, shots 0, length 2048", "QMSUM, shots 0, length 4096"]
+    assert headers == ["QMSUM, max_length 2048", "QMSUM, max_length 4096"]
     assert [cell(found, header, 1, "values") is None for header in headers] == [True, False]
     assert [model["label"] for model in found["models"]] == ["folder/0", "folder/1"]
-    with pytest.raises(GSAError, match="two results of QMSUM, shots 0, length 2048"):
+    with pytest.raises(GSAError, match="two results of QMSUM, expected one"):
         report([runs[0], runs[0]])
 
 

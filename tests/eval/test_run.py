@@ -109,15 +109,18 @@ def test_a_run_goes_on_where_it_was_stopped(
 
 def test_results_of_other_settings_and_models_are_not_taken(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
     command = ("eval", "gsa-tiny", "--tasks", "piqa", "--data", DATA, "--output", tmp_path)
+    plot = tmp_path / "bars.png"
     for options, name in [
         ((), "piqa.json"),
         (("--limit", "2"), "piqa-limit=2.json"),
         (("--shots", "1"), "piqa-shots=1.json"),
-        (("--max-length", "999,1000"), "piqa-length=1000.json"),
+        (("--max-length", "999,1K"), "piqa-length=1024.json"),
     ]:
-        code, _, told = run(capsys, *command, *options)
+        code, _, told = run(capsys, *command, *options, "--plot", plot)
         assert code == 0, told
         assert "finished" not in told
+        assert plot.read_bytes().startswith(b"\x89PNG")
+        plot.unlink()
         assert load_result(tmp_path / name)["samples"]["acc"], name
     code, _, told = run(capsys, *command, "--weights", "int8")
     assert code == 0
@@ -131,9 +134,11 @@ def test_results_of_other_settings_and_models_are_not_taken(capsys: pytest.Captu
         (("--tasks", "piqqa"), "there is no task 'piqqa', here or in lm-evaluation-harness; did you mean piqa"),
         (("--tasks", "paper-lang"), "did you mean paper-long?"),
         (("--tasks", "piqa", "--limit", "0"), "limit must be a whole number of at least 1, got 0"),
-        (("--tasks", "piqa", "--max-length", "2K"), "numbers of tokens with commas between them, got '2K'"),
+        (("--tasks", "piqa", "--max-length", "2X"), "eval: --max-length must be whole numbers from 2"),
         (("--tasks", "cloze_drop", "--shots", "2"), "is a zero-shot task, got --shots 2"),
         (("--tasks", "piqa", "--data", "nowhere"), "is not a folder"),
+        (("--tasks", "piqa", "--plot", "nowhere/a.png"), "'nowhere/a.png' cannot be written"),
+        (("--tasks", "piqa", "--json", "--markdown"), "json and markdown exclude each other"),
         ((), "expected a model and either --tasks or --text"),
     ],
 )

@@ -5,16 +5,19 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from gsa.bench.arguments import prepare, require_native
+from gsa.errors import GSAError
 from gsa.extras import require
 from gsa.table import Column, Table, show
 
 if TYPE_CHECKING:
     from gsa.eval.ours import OurReader
     from gsa.eval.reader import Continuation
+    from gsa.eval.tasks.documents import Documents
     from gsa.models import LM
 
 BATCH = 64
@@ -27,6 +30,7 @@ ROUNDS, SECONDS = 3, 10.0
 
 def evaluation(
     documents: int = 12,
+    data: str | None = None,
     weights: Literal["bf16", "fp32"] = "bf16",
     threads: int | None = None,
     quick: bool = False,
@@ -37,12 +41,15 @@ def evaluation(
 
     The model has random weights. Requests have the lengths of PIQA (questions of 8 to 19
     tokens; two endings of 23 on average, the first 8 alike) and of MMLU with five shots (350 to 600 tokens that all
-    questions share, questions of 40 to 80, four answers of one token). Shows documents a second of `hf` with its
-    defaults, which are batches of one, and in batches of 8; of our reader in batches of 64 if it reads every request
-    whole; and of our reader as it is. Takes about two minutes.
+    questions share, questions of 40 to 80, four answers of one token). With --data they are real ones, in tokens of
+    gsa-tiny, of which a text has more than of SmolLM2's. Shows documents a second of `hf` with its defaults, which are
+    batches of one, and in batches of 8; of our reader in batches of 64 if it reads every request whole; and of our
+    reader as it is. Takes about two minutes.
 
     Args:
         documents: Questions of MMLU; PIQA has four times as many.
+        data: Folder with documents, as `gsa eval --data` takes it: the first ones of piqa.validation and of mmlu.test,
+            whose examples are in mmlu.dev.
         weights: What the weights are stored in, which is what both take by default.
         threads: Threads of torch; its own choice by default.
         quick: A model of three layers: to see that it works.
@@ -54,19 +61,20 @@ def evaluation(
     prepare("bench", json=json, markdown=markdown, threads=threads, documents=documents)
     require_native()
     with Console(stderr=True).status("making the models") as status:
-        report = measure(documents, weights, quick, lambda what: status.update(what))
+        report = measure(documents, data, weights, quick, lambda what: status.update(what))
     show(report, tables(report), json=json, markdown=markdown)
 
 
-def measure(documents: int, weights: str, quick: bool, tick: Callable[[str], None]) -> dict[str, Any]:
+def measure(documents: int, data: str | None, weights: str, quick: bool, tick: Callable[[str], None]) -> dict[str, Any]:
     """All numbers of the benchmark."""
-    require("lm_eval", "bench: the comparison with the evaluation harness")
-    require("transformers", "bench: the comparison with the evaluation harness")
+    for package in ("lm_eval", "datasets", "transformers"):
+        require(package, "bench: the comparison with the evaluation harness")
     import torch
 
     from gsa.bench import decode_model
     from gsa.ops.native import library
 
+    found_here = {name: _documents(name, data) for name in ("piqa", "mmlu")} if data is not None else {}
     lm = decode_model.random_model(decode_model.shape(quick))
     reader, hf = _ours(lm, weights), _harness(lm, weights)
     ways: dict[str, Callable[[Sequence[Continuation]], list[float]]] = {
@@ -76,12 +84,18 @@ def measure(documents: int, weights: str, quick: bool, tick: Callable[[str], Non
         "ours": partial(_by_reader, reader, True),
     }
     rows: list[dict[str, Any]] = []
-    for name, make, count in (("PIQA", piqa, SHORT * documents), ("MMLU", mmlu, documents)):
+    for name, make, choices, count in (("PIQA", piqa, 2, SHORT * documents), ("MMLU", mmlu, 4, documents)):
         tick(name)
-        best, found = _timed(ways, make(count, lm.config.vocab_size))
+        if data is None:
+            asked = make(count, lm.config.vocab_size)
+        else:
+            asked = real(name.lower(), found_here[name.lower()], count, reader)
+        count = len(asked) // choices
+        best, found = _timed(ways, asked)
         rows.append(
             {
                 "benchmark": name,
+                "documents": count,
                 "documents_per_second": {way: count / seconds for way, seconds in best.items()},
                 "ratio": {way: seconds / best["ours"] for way, seconds in best.items() if way != "ours"},
                 "apart": max(abs(a - b) for a, b in zip(found["hf_1"], found["ours"], strict=True)),
@@ -94,7 +108,7 @@ def measure(documents: int, weights: str, quick: bool, tick: Callable[[str], Non
         "parameters": lm.num_parameters,
         "weights": weights,
         "compute": reader.about["compute"],
-        "documents": documents,
+        "data": data,
         "batch": BATCH,
         "rows": rows,
     }
@@ -142,19 +156,48 @@ def mmlu(documents: int, vocabulary: int) -> list[Continuation]:
     return asked
 
 
+def _documents(name: str, folder: str) -> Documents:
+    """The documents of a task in a folder."""
+    from gsa.eval.groups import TASKS
+    from gsa.eval.local_data import DataFolder
+    from gsa.eval.tasks.documents import from_folder, gap
+
+    found = from_folder(TASKS[name], DataFolder(folder))
+    if found is None:
+        raise GSAError(f"bench: there is no {gap(TASKS[name])} in {folder}")
+    return found
+
+
+def real(name: str, documents: Documents, count: int, reader: OurReader) -> list[Continuation]:
+    """What the harness asks about the first documents of a task, in tokens of the reader."""
+    from gsa.eval.groups import TASKS
+    from gsa.eval.harness import HarnessModel
+    from gsa.eval.reader import Continuation
+    from gsa.eval.run import quiet
+    from gsa.eval.tasks.harness_tasks import local_tasks
+
+    task, model, asked = TASKS[name], HarnessModel(reader), []
+    with quiet():
+        for part in local_tasks(task, replace(documents, rows=documents.rows[:count]), task.shots, None):
+            part.build_all_requests(rank=0, world_size=1)
+            asked += [Continuation(*model._encode_pair(*request.args)) for request in part.instances]
+    return asked
+
+
 def _ids(draw: random.Random, least: int, most: int, vocabulary: int) -> list[int]:
     return [draw.randrange(vocabulary) for _ in range(draw.randint(least, most))]
 
 
 def _ours(lm: LM, stored: str) -> OurReader:
     """A reader of the model as it is when it is loaded from a folder with such weights."""
+    from gsa import pretrained
     from gsa.data.tokenizer import load_tokenizer
     from gsa.eval.ours import OurReader
     from gsa.infer import Engine, Model
     from gsa.infer.text import TextEngine
 
     model = Model.load(lm, stored, device="cpu")
-    return OurReader(TextEngine(Engine(model, batch_size=1), load_tokenizer("bytes")), "random")
+    return OurReader(TextEngine(Engine(model, batch_size=1), load_tokenizer(str(pretrained.folder()))), "random")
 
 
 def _harness(lm: LM, stored: str) -> Any:
@@ -196,6 +239,7 @@ def tables(report: dict[str, Any]) -> list[Table]:
         return lambda row: row[group][who]
 
     rate, ratio = "documents_per_second", "ratio"
+    counts = " and ".join(f"{row['documents']} documents of {row['benchmark']}" for row in report["rows"])
     columns = [
         Column("benchmark", "benchmark", left=True),
         Column("hf, 1", of(rate, "hf_1"), "{:.2f}"),
@@ -211,7 +255,8 @@ def tables(report: dict[str, Any]) -> list[Table]:
         "hf, 1 and hf, 8: the harness's own type in batches of 1 and 8; "
         f"ours: `--model gsa` in batches of {report['batch']}; whole: every request from its beginning",
         "apart: the largest difference of two log-likelihoods, ours and those of hf, 1",
-        f"{report['documents']} documents of MMLU with five shots, {SHORT} times as many of PIQA",
+        f"{counts}, {'as long as the real ones' if report['data'] is None else 'of ' + report['data']}; MMLU has five "
+        "shots",
         f"{report['parameters'] / 1e6:.0f}M parameters, {report['threads']} threads, {report['isa']}, "
         f"torch {report['torch']}",
     ]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from gsa.console import Compute, Weights
 from gsa.errors import GSAError
-from gsa.eval.arguments import Dtype, parsed_lengths
+from gsa.eval.arguments import Dtype, max_lengths
 
 SOME_ARE_MISSING = 1
 """Exit code where a table was made without tasks whose documents cannot be had."""
@@ -60,12 +62,13 @@ def evaluate(
         limit: Only the first so many documents of each task; of MMLU and BBH, as many of each part as it comes to.
         shots: Examples before each document, instead of the paper's number.
         max_length: Tokens that inputs are cut to, instead of the paper's; several with commas between them are run one
-            after the other, as in 2048,4096,8192,16384.
+            after the other, as in 2K,4K,8K,16K.
         batch_size: About how many requests are read together, which changes time and memory, not scores.
         output: Folder for results; evaluations/MODEL by default.
         again: Run finished tasks anew.
         text: Measure the perplexity on this file or folder: text, .jsonl, .parquet, compressed or not, as
-            `gsa data prepare` takes them. May be given several times. The options from here to --plot are for it.
+            `gsa data prepare` takes them. May be given several times. The options from here to --limit-tokens are for
+            it.
         field: Where the text is in a row of .jsonl or .parquet.
         context: Read documents in windows of so many tokens; by default whole, or in the longest windows that the model
             takes.
@@ -76,7 +79,7 @@ def evaluate(
         last: With --lengths, so many of the last tokens.
         samples: With --lengths, so many contexts of each.
         limit_tokens: Take no more tokens of the text than so many.
-        plot: Picture to write (PNG).
+        plot: Picture to write (PNG): of tasks, accuracies as bars beside the paper's rows; of texts, the loss.
         weights: Format of the weights in memory; for models of ours.
         compute: What prompts are computed in; for models of ours.
         device: Where it computes: cpu, cuda, cuda:1 for the second GPU, or auto, a GPU if torch can use one.
@@ -85,7 +88,7 @@ def evaluate(
         json: Print all numbers as JSON instead of tables.
         markdown: Print tables as Markdown.
     """
-    from gsa.console import tell
+    from gsa.console import check_place, tell
     from gsa.table import show
     from gsa.threads import use_threads
 
@@ -102,9 +105,7 @@ def evaluate(
         )
     if text is None:
         others = {"field": field != "text", "last": last != 256, "samples": samples != 4}
-        _refuse(
-            "--text", context=context, stride=stride, lengths=lengths, limit_tokens=limit_tokens, plot=plot, **others
-        )
+        _refuse("--text", context=context, stride=stride, lengths=lengths, limit_tokens=limit_tokens, **others)
     else:
         _refuse("--tasks", data=data, limit=limit, shots=shots, max_length=max_length, again=again)
     use_threads(threads)
@@ -135,11 +136,22 @@ def evaluate(
         return
     assert tasks is not None
 
+    from rich.console import Console
+
     from gsa.eval.run import Request, run_tasks
 
-    cuts = (None,) if max_length is None else parsed_lengths(max_length)
-    report = run_tasks(Request(tasks, data, limit, batch_size, output, cuts, shots, again), opened, tell)
-    show(report.facts(), report.tables(), json=json, markdown=markdown)
+    if json and markdown:
+        raise GSAError("eval: json and markdown exclude each other")
+    if plot is not None:
+        check_place(plot)
+    request = Request(tasks, data, limit, batch_size, output, max_lengths(max_length), shots, again)
+    report = run_tasks(request, opened, tell)
+    if plot is not None:
+        from gsa.eval.tasks_picture import save_picture
+
+        if not save_picture(report.groups, report.entries, Path(plot)):
+            tell(f"{plot} is not written: there are no accuracies to draw")
+    show(report.facts(), report.tables(None if markdown else Console().width), json=json, markdown=markdown)
     tell("none of the tasks can be run" if report.folder is None else f"results are in {report.folder}")
     if report.missing:
         raise SystemExit(SOME_ARE_MISSING)

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-from gsa.errors import GSAError
+from gsa.eval.texts import lengths_of
 
 Dtype = Literal["auto", "fp32", "bf16", "fp16"]
 
+MaxLengths = tuple[int | None, ...]
 
-def parsed_lengths(text: str) -> tuple[int, ...]:
-    """Numbers of tokens with commas between them.
 
-    >>> parsed_lengths("2048, 16384")
-    (2048, 16384)
-    """
-    words = [word.strip() for word in text.split(",")]
-    if not all(word.isascii() and word.isdigit() and int(word[:9]) >= 2 for word in words):
-        raise GSAError(f"eval: --max-length must be numbers of tokens with commas between them, got {text!r}")
-    return tuple(dict.fromkeys(int(word[:9]) for word in words))
+def max_lengths(text: str | None) -> MaxLengths:
+    """What --max-length asks for: lengths, a run of each; None is each task's own."""
+    return (None,) if text is None else tuple(lengths_of(text, "eval: --max-length", least=2))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gsa.console import Compute, Weights
-from gsa.eval.arguments import Dtype, parsed_lengths
+from gsa.eval.arguments import Dtype, max_lengths
 from gsa.table import Column, Table, show
 
 if TYPE_CHECKING:
@@ -101,8 +101,7 @@ def compare(
 
         use_threads(threads)
         assert tasks is not None
-        lengths = (None,) if max_length is None else parsed_lengths(max_length)
-        request = Request(tasks=tasks, data=data, limit=limit, shots=shots, max_lengths=lengths, batch_size=batch_size)
+        request = Request(tasks, data, limit, batch_size, max_lengths=max_lengths(max_length), shots=shots)
         tell(f"{model} is evaluated")
         evaluated.append(model)
         return run_tasks(

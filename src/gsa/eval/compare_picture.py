@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gsa.chart import picture
+from gsa.chart import Bar, draw_bars, picture, plain
 
 
 def save_picture(report: dict[str, Any], path: Path) -> None:
@@ -22,21 +22,10 @@ def save_picture(report: dict[str, Any], path: Path) -> None:
 
 
 def _bars(axes: Any, labels: list[str], tasks: list[dict[str, Any]]) -> None:
-    for number, label in enumerate(labels):
-        cells = [(place, task["values"][number]) for place, task in enumerate(tasks)]
-        known = [(place, cell) for place, cell in cells if cell is not None and cell["value"] is not None]
-        axes.bar(
-            [place + (number + 0.5) / len(labels) * 0.8 - 0.4 for place, _ in known],
-            [100 * cell["value"] for _, cell in known],
-            width=0.8 / len(labels),
-            yerr=[100 * (cell["stderr"] or 0) for _, cell in known],
-            label=label,
-            color=f"C{number}",
-        )
-    names = [f"{task['header']}\n{task['metric']}" for task in tasks]
-    axes.set_xticks(range(len(names)), [_plain(name) for name in names], rotation=30, ha="right")
-    axes.set(ylabel="%, with standard errors", title="Results")
-    axes.grid(alpha=0.3, axis="y")
+    cells = {label: [task["values"][number] for task in tasks] for number, label in enumerate(labels)}
+    series = {label: [bar_of(cell) for cell in values] for label, values in cells.items()}
+    draw_bars(axes, [f"{task['header']}\n{task['metric']}" for task in tasks], series)
+    axes.set(title="Results")
     axes.figure.legend(loc="outside upper center", ncols=4)
 
 
@@ -54,9 +43,9 @@ def _intervals(axes: Any, labels: list[str], tasks: list[dict[str, Any]]) -> Non
             axes.plot([value], [len(names)], "o", **style)
             names.append(f"{task['header']} {task['metric']}, {unit}: {labels[number]}")
     axes.axvline(0, color="black", linewidth=0.8)
-    axes.set_yticks(range(len(names)), [_plain(name) for name in names])
+    axes.set_yticks(range(len(names)), [plain(name) for name in names])
     axes.invert_yaxis()
-    axes.set(xlabel="better to the right; pale where the interval has 0 in it", title=_plain(f"Against {labels[0]}"))
+    axes.set(xlabel="better to the right; pale where the interval has 0 in it", title=plain(f"Against {labels[0]}"))
     axes.grid(alpha=0.3, axis="x")
 
 
@@ -68,6 +57,6 @@ def _scale(task: dict[str, Any]) -> tuple[float, str]:
     return -100.0 / first if first else -1.0, "% of the first"
 
 
-def _plain(text: str) -> str:
-    """Without the dollar sign's meaning, which is to begin a formula."""
-    return text.replace("$", r"\$")
+def bar_of(cell: dict[str, Any] | None) -> Bar | None:
+    """The bar of a metric; None if there is no value."""
+    return None if cell is None or cell["value"] is None else Bar(cell["value"], cell["stderr"] or 0.0)

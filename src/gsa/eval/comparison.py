@@ -185,20 +185,13 @@ class Comparison:
 
 def _columns(contenders: Sequence[Contender]) -> dict[str, list[Result | None]]:
     """The results of each task, a place for each model. A task that a model has several times has several columns."""
-    variants: dict[str, set[str]] = {}
-    for contender in contenders:
-        names = [result["task"] for result in contender.results]
-        for name in names:
-            variants.setdefault(name, set())
-        for result in contender.results:
-            if names.count(result["task"]) > 1:
-                variants[result["task"]].add(_variant(result))
-    titles = _titles(contenders)
+    titles, variants = _titles(contenders), _variants(contenders)
     found: dict[str, list[Result | None]] = {}
     for place, contender in enumerate(contenders):
         for result in contender.results:
-            several = bool(variants[result["task"]])
-            header = titles[result["task"]] + (f", {_variant(result)}" if several else "")
+            facts = _facts_of(result)
+            words = [f"{name} {_word(facts.get(name))}" for name in variants.get(result["task"], ())]
+            header = ", ".join([titles[result["task"]], *words])
             cells = found.setdefault(header, [None] * len(contenders))
             if cells[place] is not None:
                 raise GSAError(f"{contender.source} has two results of {header}, expected one")
@@ -206,10 +199,26 @@ def _columns(contenders: Sequence[Contender]) -> dict[str, list[Result | None]]:
     return found
 
 
-def _variant(result: Result) -> str:
-    """What tells runs of one task apart."""
-    facts = {"shots": result["shots"], "limit": result["limit"], "length": result["settings"].get("max_length")}
-    return ", ".join(f"{name} {value}" for name, value in facts.items() if value is not None)
+def _variants(contenders: Sequence[Contender]) -> dict[str, list[str]]:
+    """What tells runs of a task apart, by the task, where a model has several."""
+    several = {
+        result["task"]
+        for contender in contenders
+        for result in contender.results
+        if [each["task"] for each in contender.results].count(result["task"]) > 1
+    }
+    found: dict[str, list[str]] = {}
+    for task in several:
+        runs = [_facts_of(result) for each in contenders for result in each.results if result["task"] == task]
+        names = dict.fromkeys(name for facts in runs for name in facts)
+        found[task] = [name for name in names if len({repr(facts.get(name)) for facts in runs}) > 1]
+    return found
+
+
+def _facts_of(result: Result) -> dict[str, Any]:
+    """How a task was run."""
+    settings = {name: value for name, value in result["settings"].items() if name not in _HARMLESS}
+    return {"shots": result["shots"], "limit": result["limit"], **settings}
 
 
 def _titles(contenders: Sequence[Contender]) -> dict[str, str]:
@@ -253,4 +262,4 @@ def _facts(found: Difference, higher_is_better: bool) -> dict[str, Any]:
 
 
 def _word(value: Any) -> str:
-    return "none" if value is None else str(value)
+    return "none" if value is None else ",".join(map(str, value)) if isinstance(value, list) else str(value)

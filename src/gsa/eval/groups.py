@@ -176,11 +176,17 @@ class GroupColumn:
     """A column of a group's table."""
 
     header: str
+    """In several lines where that saves room."""
     task: str
     metric: str
     averaged: bool = True
     """Whether it counts for the average."""
     of_paper: bool = True
+
+    @property
+    def title(self) -> str:
+        """The header in one line."""
+        return self.header.replace("\n", " ")
 
     @property
     def percent(self) -> bool:
@@ -210,14 +216,14 @@ GROUPS = {
             "paper-commonsense",
             "Commonsense reasoning, zero-shot",
             (
-                GroupColumn("Lamb. ppl", "lambada_openai", "perplexity", averaged=False),
-                GroupColumn("Wiki. ppl", "wikitext", "word_perplexity", averaged=False),
-                GroupColumn("ARC-e acc", "arc_easy", "acc"),
-                GroupColumn("ARC-c acc_n", "arc_challenge", "acc_norm"),
-                GroupColumn("Hella. acc_n", "hellaswag", "acc_norm"),
-                GroupColumn("Lamb. acc", "lambada_openai", "acc"),
-                GroupColumn("PIQA acc", "piqa", "acc"),
-                GroupColumn("Wino. acc", "winogrande", "acc"),
+                GroupColumn("Lamb.\nppl", "lambada_openai", "perplexity", averaged=False),
+                GroupColumn("Wiki.\nppl", "wikitext", "word_perplexity", averaged=False),
+                GroupColumn("ARC-e\nacc", "arc_easy", "acc"),
+                GroupColumn("ARC-c\nacc_n", "arc_challenge", "acc_norm"),
+                GroupColumn("Hella.\nacc_n", "hellaswag", "acc_norm"),
+                GroupColumn("Lamb.\nacc", "lambada_openai", "acc"),
+                GroupColumn("PIQA\nacc", "piqa", "acc"),
+                GroupColumn("Wino.\nacc", "winogrande", "acc"),
             ),
             paper_rows.COMMONSENSE,
             has_average=True,
@@ -242,7 +248,7 @@ GROUPS = {
                 GroupColumn("PIQA", "piqa", "acc"),
                 GroupColumn("Wino.", "winogrande", "acc"),
                 GroupColumn("NQ", "nq_open", "exact_match"),
-                GroupColumn("TriviaQA", "triviaqa", "exact_match"),
+                GroupColumn("Trivia\nQA", "triviaqa", "exact_match"),
                 GroupColumn("BBH", "bbh", "exact_match"),
                 GroupColumn("MMLU", "mmlu", "acc"),
             ),
@@ -253,11 +259,11 @@ GROUPS = {
             "paper-long",
             "Long context, inputs cut to 16K tokens",
             (
-                GroupColumn("Qasper F1", "long_qasper", "f1"),
-                GroupColumn("NarrativeQA F1", "long_narrativeqa", "f1"),
-                GroupColumn("QuALITY EM", "long_quality", "exact_match"),
-                GroupColumn("QMSum ROUGE", "long_qmsum", "rouge"),
-                GroupColumn("Qasper yes/no acc", "long_qasper_yesno", "acc", of_paper=False),
+                GroupColumn("Qasper\nF1", "long_qasper", "f1"),
+                GroupColumn("NarrativeQA\nF1", "long_narrativeqa", "f1"),
+                GroupColumn("QuALITY\nEM", "long_quality", "exact_match"),
+                GroupColumn("QMSum\nROUGE", "long_qmsum", "rouge"),
+                GroupColumn("Qasper\nyes/no", "long_qasper_yesno", "acc", of_paper=False),
             ),
             paper_rows.LONG,
             has_average=False,

@@ -13,6 +13,8 @@ from gsa.eval.tasks.jobs import Missing
 from gsa.table import Column, Table
 
 Row = dict[str, Any]
+SHORTEST_NAME = 4
+"""Characters that are left of a name at least that is cut."""
 
 
 class Entry(NamedTuple):
@@ -22,9 +24,15 @@ class Entry(NamedTuple):
     result: Result
 
 
-def tables(groups: Sequence[str], entries: Sequence[Entry], missing: Sequence[Missing]) -> list[Table]:
-    """A table for each group that was asked for, and one for tasks of no group."""
+def tables(
+    groups: Sequence[str], entries: Sequence[Entry], missing: Sequence[Missing], width: int | None = None
+) -> list[Table]:
+    """A table for each group that was asked for, and one for tasks of no group.
+
+    In tables of groups that would take more than `width` characters, names of models are cut.
+    """
     shown = [_group_table(GROUPS[name], entries, missing) for name in groups]
+    shown = shown if width is None else [_fitted(table, width) for table in shown]
     of_groups = {task for name in groups for task in GROUPS[name].tasks}
     others = [entry.result for entry in entries if entry.result["task"] not in of_groups]
     return [*shown, _other_table(others)] if others else shown
@@ -56,9 +64,11 @@ def _our_rows(group: Group, columns: Sequence[GroupColumn], length: int | None, 
     """The values, and their standard errors beneath them."""
     by_task = {result["task"]: result for result in results}
     model = results[0]["model"]
-    name = Path(model["name"]).name + ("" if length is None else f", {length:,} tokens")
-    row: Row = {"model": name, "size": _size(model.get("parameters")), "tokens": None, "average": None}
-    errors: Row = {"model": "±", "size": None, "tokens": None, "average": None}
+    suffix = "" if length is None else f", {length:,} tokens"
+    name = Path(model["name"]).name + suffix
+    unknown: Row = {"size": None, "tokens": None, "average": None}
+    row: Row = {**unknown, "model": name, "suffix": suffix, "size": _size(model.get("parameters"))}
+    errors: Row = {**unknown, "model": "±"}
     values: list[float | None] = []
     for column in columns:
         result = by_task.get(column.task)
@@ -84,8 +94,30 @@ def _paper_row(group: Group, columns: Sequence[GroupColumn], row: PaperRow) -> R
     return {"model": row.model, "size": row.size, "tokens": row.tokens, "average": average} | cells
 
 
+def _fitted(table: Table, width: int) -> Table:
+    """The table with names of our models cut, if it would be too wide; a note has them whole."""
+    room = width - (table.width() - table.widths()[0])
+    rows, notes = [], list(table.notes)
+    for row in table.rows:
+        name, suffix = row["model"], row.get("suffix", "")
+        left = room - len(suffix) - 1
+        if len(name) > room and left >= SHORTEST_NAME:
+            cut = f"{name[:left]}…"
+            notes.append(f"{cut} is {name.removesuffix(suffix)}.")
+            row = row | {"model": cut + suffix}
+        rows.append(row)
+    return Table(table.title, table.columns, rows, list(dict.fromkeys(notes)))
+
+
 def _number(value: float) -> str:
-    return f"{value:.1f}" if value < 1000 else f"{value:.2g}"
+    """A number in five characters.
+
+    >>> _number(99.96), _number(6.2e8), _number(1724.3)
+    ('100.0', '6.2e8', '1,724')
+    """
+    if value < 1000:
+        return f"{value:.1f}"
+    return f"{value:,.0f}" if value < 9999.5 else f"{value:.1e}".replace("e+0", "e").replace("e+", "e")
 
 
 def _size(parameters: Any) -> str | None:
@@ -100,7 +132,7 @@ def _notes(group: Group, done: set[str], results: Sequence[Result], missing: Seq
         notes.append(f"Only the first {' or '.join(map(str, limits))} documents of a task were used.")
     notes += dict.fromkeys(note for result in results for note in result["notes"])
     notes += [str(each) for each in missing if each.task in group.tasks]
-    lacking = [column.header for column in group.columns if column.averaged and column.task not in done]
+    lacking = [column.title for column in group.columns if column.averaged and column.task not in done]
     if group.has_average and lacking:
         notes.append(f"There is no average of ours, since these columns are missing: {', '.join(lacking)}.")
     return notes

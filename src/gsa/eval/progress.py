@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any
 
 LINE_SECONDS = 30.0  # between lines where there is no terminal
+BAR = 50  # characters of a line on a terminal that are kept for the bar, the counts and the time left
 SOON = 2.0  # seconds: what is done by then shows nothing
 
 
@@ -58,7 +59,9 @@ class Progress:
                 console=console,
                 transient=True,
             )
-            self._task = self._bar.add_task(self.what, total=self.total, completed=self.done)
+            room = max(console.width - BAR, 20)
+            what = self.what if len(self.what) <= room else f"{self.what[: room - 1]}…"
+            self._task = self._bar.add_task(what, total=self.total, completed=self.done)
             self._bar.start()
         elif self.done < self.total:
             left = (now - self._began) / self.done * (self.total - self.done)

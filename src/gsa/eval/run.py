@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from gsa import __version__
 from gsa.errors import GSAError
+from gsa.eval.arguments import MaxLengths
 from gsa.eval.groups import GROUPS
 from gsa.eval.local_data import DataFolder
 from gsa.eval.paper_tables import Entry, tables
@@ -34,7 +35,7 @@ class Request:
     limit: int | None = None
     batch_size: int = 32
     output: str | None = None
-    max_lengths: tuple[int | None, ...] = (None,)
+    max_lengths: MaxLengths = (None,)
     """Tokens that inputs are cut to, a run of each; None is each task's own."""
     shots: int | None = None
     again: bool = False
@@ -56,8 +57,9 @@ class Report:
     folder: Path | None = None
     """Where the results are; None if there are none."""
 
-    def tables(self) -> list[Table]:
-        return tables(self.groups, self.entries, self.missing)
+    def tables(self, width: int | None = None) -> list[Table]:
+        """The paper's tables with our rows, and one of other tasks; if wanted, made for so many characters."""
+        return tables(self.groups, self.entries, self.missing, width)
 
     def facts(self) -> dict[str, Any]:
         """Everything but the samples, which stand in the result files."""
@@ -73,7 +75,7 @@ def run_tasks(request: Request, opened: Callable[[], Reader], say: Callable[[str
     """Runs what is asked for. Names and documents are checked before the model is opened."""
     for package in ("lm_eval", "datasets"):
         require(package, "gsa eval --tasks")
-    with _quiet():
+    with quiet():
         jobs, missing = find_jobs(request.tasks, DataFolder(request.data), request.shots, request.max_lengths)
         for each in missing:
             say(str(each))
@@ -148,8 +150,8 @@ def _run(job: Job, request: Request, reader: Reader, path: Path, place: str) -> 
     scores = Scores()
     with _length_of(reader, None if job.found.cuts else job.max_length), Answers(_answers(path)) as answers:
         for number, (part, count) in enumerate(asked, 1):
-            which = f" ({part.task_name}, {number} of {len(asked)})" if len(asked) > 1 else ""
-            answers.title = f"{place}, {job.found.title}{which}, {count:,} documents"
+            which = f" {number} of {len(asked)} ({part.task_name})" if len(asked) > 1 else ""
+            answers.title = f"{place}, {job.found.title}{which}"
             model = HarnessModel(reader, request.batch_size, answers=answers)
             found = evaluate(model, {"tasks": {part.task_name: part}}, limit=count, bootstrap_iters=0)
             assert found is not None
@@ -213,7 +215,7 @@ def _shares(sizes: Sequence[int], limit: int | None) -> list[int]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """While entered, libraries show no bars and tell no warnings of their own."""
     import datasets
     from tqdm import tqdm

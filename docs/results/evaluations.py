@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from gsa.eval.compare import written_value
+from gsa.eval.comparison import titled, variants
 from gsa.eval.groups import GROUPS, TASKS
 from gsa.eval.paper_tables import Entry, tables
 from gsa.eval.results import Result, file_name, load_result
@@ -87,11 +88,12 @@ def _own_length(result: Result) -> int | None:
 def _other_table(runs: Runs) -> Table:
     """Main metrics of what is in no group: texts and probes, a column for each model."""
     found: dict[tuple[str, str, str], dict[str, str]] = {}
+    told = variants(list(runs.values()))
     for name, results in runs.items():
         for result in results:
             metric = result["main"]
             arrow = "" if result["metrics"][metric]["higher_is_better"] else " ↓"
-            key = (result["title"], result["data"], metric + arrow)
+            key = (titled(result["title"], result, told), result["data"], metric + arrow)
             found.setdefault(key, {})[name] = written_value(result["metrics"][metric])
     models = [name for name, results in runs.items() if results]
     columns = [

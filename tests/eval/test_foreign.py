@@ -58,6 +58,7 @@ def test_caches_are_used_only_where_they_are_right() -> None:
     """transformers' Mamba forgets the state when several tokens follow, which is noticed, and told."""
     assert reader_of(llama()).about["caches"] == "copied"
     assert reader_of(mamba()).about["caches"] == "not copied: every text is read whole"
+    assert (reader_of(llama()).rereads, reader_of(mamba()).rereads) == (False, True)
     model = ForeignModel(llama(), "fp32")
     assert (model.caches, model.steps, model.left_pads) == (True, True, True)
     broken = llama()

@@ -61,7 +61,7 @@ def test_tables_fit_into_80_characters_and_names_are_told_whole() -> None:
         assert whole.rows[0]["model"] == "SmolLM2-135M-Instruct.Q4_1.gguf"
     entries = [Entry(length, entry.result) for entry in entries for length in (2048, 4096)]
     (table,) = tables(["paper-t2r"], entries, [], 96)
-    assert [row["model"] for row in table.rows[:4:2]] == ["SmolLM2-…, 2,048 tokens", "SmolLM2-…, 4,096 tokens"]
+    assert [row["model"] for row in table.rows[:4:2]] == ["SmolLM2-13…, 2,048 tokens", "SmolLM2-13…, 4,096 tokens"]
 
 
 def test_pictures_have_panels_for_groups_and_other_tasks(tmp_path: Path) -> None:

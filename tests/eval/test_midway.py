@@ -126,3 +126,18 @@ def test_other_readers_start_again(text: Path, tmp_path: Path, monkeypatch: pyte
     again = StandIn()
     run(again, [str(text)], output=str(tmp_path / "out"))
     assert again.asked == 321
+
+
+def test_who_reads_all_anew_gets_a_document_in_one_piece(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, sizes = StandIn(), []
+    own, reader.rereads = reader.log_probs, True
+
+    def counted(ids: list[int], state: object = None) -> tuple[torch.Tensor, object]:
+        sizes.append(len(ids))
+        return own(ids, state)
+
+    monkeypatch.setattr(reader, "log_probs", counted)
+    run(reader, [str(text)], output=str(tmp_path))
+    assert sizes == [321]

@@ -59,6 +59,7 @@ def test_markdown(capsys: pytest.CaptureFixture) -> None:
         (("eval", "gsa-tiny", "--tasks", "piqa", "--stride", "3"), "eval: --stride goes with --text"),
         (("eval", "gsa-tiny", "--tasks", "piqa", "--samples", "3"), "eval: --samples goes with --text"),
         (("eval", "gsa-tiny", "--text", "a.txt", "--shots", "0"), "eval: --shots goes with --tasks"),
+        (("eval", "gsa-tiny", "--text", "a.txt", "--batch-size", "3"), "eval: --batch-size goes with --tasks"),
         (("eval", "gsa-tiny", "--text", "a.txt", "--json", "--markdown"), "json and markdown exclude each other"),
         (("eval", "gsa-tiny", "--text", ALICE, "--last", "3"), "--last and --samples go with --lengths"),
         (("probe", "copy", "gsa-tiny", "--lengths", "1"), "probe copy: lengths must be whole numbers from 2 to 65536"),

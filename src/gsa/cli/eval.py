@@ -10,6 +10,7 @@ from gsa.eval.arguments import Dtype, max_lengths
 
 SOME_ARE_MISSING = 1
 """Exit code where a table was made without tasks whose documents cannot be had."""
+BATCH_SIZE = 32
 
 
 def evaluate(
@@ -21,7 +22,7 @@ def evaluate(
     limit: int | None = None,
     shots: int | None = None,
     max_length: str | None = None,
-    batch_size: int = 32,
+    batch_size: int = BATCH_SIZE,
     output: str | None = None,
     again: bool = False,
     text: list[str] | None = None,
@@ -107,7 +108,8 @@ def evaluate(
         others = {"field": field != "text", "last": last != 256, "samples": samples != 4}
         _refuse("--text", context=context, stride=stride, lengths=lengths, limit_tokens=limit_tokens, **others)
     else:
-        _refuse("--tasks", data=data, limit=limit, shots=shots, max_length=max_length, again=again)
+        counted = batch_size != BATCH_SIZE
+        _refuse("--tasks", data=data, limit=limit, shots=shots, max_length=max_length, batch_size=counted, again=again)
     use_threads(threads)
 
     from gsa.eval.reader import Reader, open_reader

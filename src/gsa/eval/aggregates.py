@@ -11,6 +11,8 @@ import numpy as np
 from lm_eval.api import metrics as harness_metrics
 from lm_eval.api.task import Task
 
+from gsa.eval.standard_error import ratio_error
+
 RESAMPLED = 1000
 """Times that documents are drawn anew where there is no formula for a standard error."""
 SEED = 0
@@ -77,15 +79,20 @@ def standard_error(aggregation: Aggregation, values: Sequence[Any]) -> float | N
     """
     if len(values) < 2:
         return None
-    if aggregation in _MEANS:
-        return _of_ratio(values, np.ones(len(values)))
-    if aggregation is harness_metrics.perplexity:
-        return float(aggregation(values)) * _of_ratio(values, np.ones(len(values)))
-    if aggregation in (harness_metrics.weighted_perplexity, harness_metrics.bits_per_byte):
-        likelihoods, weights = zip(*values, strict=True)
-        error = _of_ratio(likelihoods, np.asarray(weights, dtype=float))
-        is_bits = aggregation is harness_metrics.bits_per_byte
-        return error / math.log(2) if is_bits else float(aggregation(values)) * error
+    if aggregation in (*_MEANS, harness_metrics.perplexity):
+        error = ratio_error(values)
+    elif aggregation in (harness_metrics.weighted_perplexity, harness_metrics.bits_per_byte):
+        error = ratio_error(*zip(*values, strict=True))
+    else:
+        return _by_drawing(aggregation, values)
+    if error is None or aggregation in _MEANS:
+        return error
+    slope = 1 / math.log(2) if aggregation is harness_metrics.bits_per_byte else float(aggregation(values))
+    return error * slope
+
+
+def _by_drawing(aggregation: Aggregation, values: Sequence[Any]) -> float:
+    """The same for any metric: how far it varies over documents that are drawn anew."""
     draw = np.random.default_rng(SEED)
     drawn = [
         float(aggregation([values[place] for place in draw.integers(len(values), size=len(values))]))
@@ -104,11 +111,3 @@ def samples_of(name: str, aggregation: Aggregation, values: Sequence[Any]) -> di
     if aggregation in _MEANS and all(isinstance(value, Real) for value in values):
         return {name: list(map(float, values))}
     return {}
-
-
-def _of_ratio(values: Sequence[float], weights: np.ndarray[Any, Any]) -> float:
-    """The standard error of sum(values) / sum(weights), to first order; of a mean, if all weights are 1."""
-    numbers = np.asarray(values, dtype=float)
-    rest = numbers - numbers.sum() / weights.sum() * weights
-    count = len(numbers)
-    return float(math.sqrt(count / (count - 1) * float((rest**2).sum())) / weights.sum())

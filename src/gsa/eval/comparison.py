@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -185,13 +186,11 @@ class Comparison:
 
 def _columns(contenders: Sequence[Contender]) -> dict[str, list[Result | None]]:
     """The results of each task, a place for each model. A task that a model has several times has several columns."""
-    titles, variants = _titles(contenders), _variants(contenders)
+    titles, told = _titles(contenders), variants([contender.results for contender in contenders])
     found: dict[str, list[Result | None]] = {}
     for place, contender in enumerate(contenders):
         for result in contender.results:
-            facts = _facts_of(result)
-            words = [f"{name} {_word(facts.get(name))}" for name in variants.get(result["task"], ())]
-            header = ", ".join([titles[result["task"]], *words])
+            header = titled(titles[result["task"]], result, told)
             cells = found.setdefault(header, [None] * len(contenders))
             if cells[place] is not None:
                 raise GSAError(f"{contender.source} has two results of {header}, expected one")
@@ -199,17 +198,18 @@ def _columns(contenders: Sequence[Contender]) -> dict[str, list[Result | None]]:
     return found
 
 
-def _variants(contenders: Sequence[Contender]) -> dict[str, list[str]]:
+def titled(title: str, result: Result, told: dict[str, list[str]]) -> str:
+    """A title with what tells a result apart from others of the same task and model."""
+    facts = _facts_of(result)
+    return ", ".join([title, *(f"{name} {_word(facts.get(name))}" for name in told.get(result["task"], ()))])
+
+
+def variants(models: Sequence[Sequence[Result]]) -> dict[str, list[str]]:
     """What tells runs of a task apart, by the task, where a model has several."""
-    several = {
-        result["task"]
-        for contender in contenders
-        for result in contender.results
-        if [each["task"] for each in contender.results].count(result["task"]) > 1
-    }
+    counts = [Counter(result["task"] for result in results) for results in models]
     found: dict[str, list[str]] = {}
-    for task in several:
-        runs = [_facts_of(result) for each in contenders for result in each.results if result["task"] == task]
+    for task in {task for each in counts for task, count in each.items() if count > 1}:
+        runs = [_facts_of(result) for results in models for result in results if result["task"] == task]
         names = dict.fromkeys(name for facts in runs for name in facts)
         found[task] = [name for name in names if len({repr(facts.get(name)) for facts in runs}) > 1]
     return found

@@ -59,6 +59,7 @@ class ForeignReader(Reader):
     def __init__(self, model: ForeignModel, tokenizer: ForeignTokenizer, name: str, max_length: int | None = None):
         self.name, self.tokenizer, self._model = name, tokenizer, model
         self.max_length = model.positions if max_length is None else max_length
+        self.rereads = not model.caches
         self.about = {"kind": "transformers", **model.about}
 
     @classmethod

@@ -24,6 +24,7 @@ from gsa.errors import GSAError
 from gsa.eval.journal import Journal
 from gsa.eval.midway import Midway, Point
 from gsa.eval.progress import Progress
+from gsa.eval.standard_error import ratio_error
 from gsa.eval.sums import NOTHING, Sums
 from gsa.eval.texts import documents
 from gsa.options import check_count
@@ -119,7 +120,8 @@ class Piece(NamedTuple):
 def pieces(reader: Reader, ids: NDArray[np.int32], read: int = 0, state: object = None) -> Iterator[Piece]:
     """Reads ids, a piece at a time, from where the first `read` of them were read and left this state."""
     # Pieces of about one size: for a very short one, models would have to be read in another way.
-    borders = np.linspace(1, len(ids), -(-(len(ids) - 1) // PIECE) + 1).astype(int).tolist()
+    size = max(len(ids) - 1, 1) if reader.rereads else PIECE
+    borders = np.linspace(1, len(ids), -(-(len(ids) - 1) // size) + 1).astype(int).tolist()
     starts = [0, *borders[1:-1]]
     if read not in starts:
         raise GSAError(f"perplexity: a text of {len(ids):,} ids is read in pieces, none of which begins at {read:,}")
@@ -160,11 +162,12 @@ class Outcome:
     def metrics(self) -> dict[str, dict[str, Any]]:
         """Loss in nats a token, perplexity, bits per byte: values, and their standard errors over documents."""
         nats = [float(part.nats.sum()) for part in self.sums]
-        loss, error = _ratio(nats, [passage.tokens for passage in self.passages])
+        tokens, sizes = zip(*((passage.tokens, passage.text_bytes) for passage in self.passages), strict=True)
+        loss, error = math.fsum(nats) / sum(tokens), ratio_error(nats, tokens)
         values = {"loss": (loss, error), "perplexity": (perplexity(loss), error and perplexity(loss) * error)}
         if self.text_bytes:
             bits = [value / math.log(2) for value in nats]
-            values["bits_per_byte"] = _ratio(bits, [passage.text_bytes for passage in self.passages])
+            values["bits_per_byte"] = math.fsum(bits) / sum(sizes), ratio_error(bits, sizes)
         return {
             name: {"value": value, "stderr": stderr, "higher_is_better": False}
             for name, (value, stderr) in values.items()
@@ -183,15 +186,6 @@ class Outcome:
 def perplexity(loss: float) -> float:
     """Of a loss in nats; inf where that is beyond all numbers."""
     return math.exp(loss) if loss < _MOST_NATS else math.inf
-
-
-def _ratio(sums: Sequence[float], weights: Sequence[int]) -> tuple[float, float | None]:
-    """A mean over documents by weight, and its standard error; None of a single document."""
-    mean, number = math.fsum(sums) / sum(weights), len(sums)
-    if number < 2:
-        return mean, None
-    squares = math.fsum((value - mean * weight) ** 2 for value, weight in zip(sums, weights, strict=True))
-    return mean, math.sqrt(squares * number / (number - 1)) / sum(weights)
 
 
 def measure(

@@ -6,7 +6,6 @@ import hashlib
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import stdev
 from typing import Any
 
 from gsa.chart import bars, save_lines
@@ -19,6 +18,7 @@ from gsa.eval.midway import Midway
 from gsa.eval.reader import Reader
 from gsa.eval.record import keep, record, short_name
 from gsa.eval.results import folder_of, result_file
+from gsa.eval.standard_error import ratio_error
 from gsa.eval.texts import length_name, lengths_of
 from gsa.files import byte_count
 from gsa.options import check_count
@@ -189,7 +189,7 @@ def _by_length(
             data=data,
             limit=limit_tokens,
             metrics={
-                name: {"value": sum(values) / len(values), "stderr": _error(values), "higher_is_better": False}
+                name: {"value": sum(values) / len(values), "stderr": ratio_error(values), "higher_is_better": False}
                 for name, values in losses.items()
             },
             main=list(losses)[-1],
@@ -279,7 +279,3 @@ def _digest(read: Sequence[Passage]) -> str:
 
 def _fingerprint(ids: Any) -> str:
     return hashlib.sha256(ids.tobytes()).hexdigest()
-
-
-def _error(values: Sequence[float]) -> float | None:
-    return stdev(values) / len(values) ** 0.5 if len(values) > 1 else None

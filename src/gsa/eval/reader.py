@@ -68,6 +68,8 @@ class Reader(ABC):
     tokenizer: ReaderTokenizer
     max_length: int | None
     """Tokens that the model may see at once; None if there is no limit. What is longer loses its beginning."""
+    rereads: bool = False
+    """Whether `log_probs` reads all that stands before once more, so that a text is better read in one piece."""
 
     @abstractmethod
     def score(

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import stdev
 from typing import Any
 
 from gsa.chart import bars, heat_map, save_heat_map, save_lines
@@ -22,6 +21,7 @@ from gsa.eval.probes.options import ProbeOptions, unusual
 from gsa.eval.reader import Reader, open_reader
 from gsa.eval.record import keep, record, short_name
 from gsa.eval.results import folder_of, result_file
+from gsa.eval.standard_error import ratio_error
 from gsa.table import Column, Table, show
 from gsa.threads import use_threads
 
@@ -146,7 +146,7 @@ def _result(
         metrics={
             name: {
                 "value": _mean([grade[name] for grade in grades]),
-                "stderr": _error([grade[name] for grade in grades]),
+                "stderr": ratio_error([grade[name] for grade in grades]),
                 "higher_is_better": True,
             }
             for name in probe.metrics
@@ -206,8 +206,3 @@ def _draw(result: dict[str, Any], probe: Probe, options: ProbeOptions) -> None:
 
 def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
-
-
-def _error(values: Sequence[float]) -> float | None:
-    """The standard error of a mean; None of a single value."""
-    return None if len(values) < 2 else stdev(values) / math.sqrt(len(values))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import gsa
 from gsa.errors import GSAError
-from gsa.eval.extrapolation import ends, tensor_bytes
+from gsa.eval.extrapolation import _row, ends, fits, tensor_bytes
 from gsa.eval.journal import Journal
 from gsa.eval.losses import Passage, perplexity, windows
 from gsa.eval.ours import OurReader
@@ -191,24 +191,46 @@ def test_losses_without_bounds() -> None:
     assert perplexity(1e4) == math.inf
 
 
+def anything(answer: object) -> bool:
+    return answer is not None
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=2), st.lists))
+@examples(40)
+def test_answers_that_fit_can_be_used(value: object) -> None:
+    good = {"loss": 1.5, "seconds": 0.1, "peak_bytes": None, "state_bytes": 8}
+    assert fits(good)
+    assert Sums.fits(Sums.of(np.ones(3), 1).as_json())
+    assert not fits({"loss": 1})
+    for name in good:
+        if fits(answer := good | {name: value}):
+            _row(64, [answer])
+    for name in ("tokens", "nats"):
+        if Sums.fits(answer := {"tokens": [1], "nats": [0.5], name: value}):
+            Sums.from_json(answer)
+
+
 def test_journals(tmp_path: Path) -> None:
     path = tmp_path / "new" / "journal"
-    with Journal(path, {"a": 1}) as journal:
+    with Journal(path, {"a": 1}, anything) as journal:
         journal.add(3, {"nats": [0.1]})
-        with pytest.raises(GSAError, match="another process is writing to it"), Journal(path, {"a": 1}):
+        with pytest.raises(GSAError, match="another process is writing to it"), Journal(path, {"a": 1}, anything):
             pass
-    with Journal(path, {"a": 1}) as journal:
+    with Journal(path, {"a": 1}, anything) as journal:
         assert journal.answers == {3: {"nats": [0.1]}}
-    with Journal(path, {"a": 2}) as journal:  # something else is measured, and starts anew
+    with Journal(path, {"a": 2}, anything) as journal:  # something else is measured, and starts anew
         assert journal.answers == {}
     head = path.read_bytes()
-    for line in (b"nonsense\n", b"[1]\n", b'["1", ""]\n', b"[[], 1]\n", b"\xff\n", b"[true, 1]\n"):
+    for line in (b"nonsense\n", b"[1]\n", b'["1", ""]\n', b"[[], 1]\n", b"\xff\n", b"[true, 1]\n", b"[1, null]\n"):
         path.write_bytes(head + line)
-        with pytest.raises(GSAError, match="expected a number and an answer in each line"), Journal(path, {"a": 2}):
+        with (
+            pytest.raises(GSAError, match="expected a number and an answer in each line"),
+            Journal(path, {"a": 2}, anything),
+        ):
             pass
     path.unlink()
     path.mkdir()
-    with pytest.raises(GSAError, match="answers cannot be kept there"), Journal(path, {"a": 2}):
+    with pytest.raises(GSAError, match="answers cannot be kept there"), Journal(path, {"a": 2}, anything):
         pass
 
 
@@ -217,16 +239,16 @@ def test_journals(tmp_path: Path) -> None:
 def test_any_content_of_a_journal_is_read_or_refused(content: bytes) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "journal"
-        with Journal(path, {}):
+        with Journal(path, {}, anything):
             head = path.read_bytes()
         path.write_bytes(head + content)
         try:
-            with Journal(path, {}) as journal:
+            with Journal(path, {}, anything) as journal:
                 assert all(type(number) is int for number in journal.answers)
                 journal.add(2, "more")
         except GSAError:
             return
-        with Journal(path, {}) as journal:
+        with Journal(path, {}, anything) as journal:
             assert journal.answers[2] == "more"
 
 

@@ -20,6 +20,7 @@ from gsa.errors import GSAError
 from gsa.eval.journal import Journal
 from gsa.eval.losses import Passage, perplexity, pieces
 from gsa.eval.progress import Progress
+from gsa.eval.sums import LARGEST
 
 if TYPE_CHECKING:
     from gsa.eval.reader import Reader
@@ -59,11 +60,12 @@ def extrapolate(
     quiet: bool = False,
 ) -> list[dict[str, Any]]:
     """A row for each length: losses of the last tokens of every context, tokens a second, bytes of memory and state."""
-    total = len(contexts) * sum(lengths)
+    asked = enumerate(length for length in lengths for _ in contexts)
+    left = sum(length for number, length in asked if number not in journal.answers)
     before = resident() if measurable() else 0
-    if len(journal.answers) < len(lengths) * len(contexts):
+    if left:
         reader.log_probs(contexts[0][: min(lengths) + 1].tolist())  # what is made once, at the first use
-    with Progress(total, "tokens", quiet=quiet) as progress:
+    with Progress(left, "tokens", quiet=quiet) as progress:
         rows: list[dict[str, Any]] = []
         for length in lengths:
             answers: list[dict[str, Any]] = []
@@ -71,10 +73,19 @@ def extrapolate(
                 number = len(rows) * len(contexts) + len(answers)
                 if number not in journal.answers:
                     journal.add(number, _read(reader, context[-length - 1 :], last, before))
+                    progress.advance(length)
                 answers.append(journal.answers[number])
-                progress.advance(length)
             rows.append(_row(length, answers))
     return rows
+
+
+def fits(answer: Any) -> bool:
+    """Whether something from JSON is what reading a context gives."""
+    numbers = ("loss", "seconds", "peak_bytes", "state_bytes")
+    if not isinstance(answer, dict) or set(answer) != set(numbers):
+        return False
+    known = [answer[name] for name in numbers if name != "peak_bytes" or answer[name] is not None]
+    return all(type(value) in (int, float) and 0 <= value < LARGEST for value in known) and answer["seconds"] > 0
 
 
 def _row(length: int, answers: list[dict[str, Any]]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -23,13 +24,14 @@ MOST_BYTES = 2**30
 class Journal:
     """Answers by the number of their question. What was asked is part of the first line: other questions start anew.
 
-    >>> with Journal(path, {"text": "a.txt"}) as journal:  # doctest: +SKIP
+    >>> with Journal(path, {"text": "a.txt"}, lambda answer: type(answer) is float) as journal:  # doctest: +SKIP
     ...     for number in set(range(10)) - set(journal.answers):
     ...         journal.add(number, measured(number))
     """
 
-    def __init__(self, path: Path, asked: dict[str, Any]) -> None:
-        self.path = path
+    def __init__(self, path: Path, asked: dict[str, Any], fits: Callable[[Any], bool]) -> None:
+        """`fits` tells whether something is an answer to these questions, for files that others have changed."""
+        self.path, self._fits = path, fits
         self.answers: dict[int, Any] = {}
         self.digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
         """Of what was asked."""
@@ -85,7 +87,7 @@ class Journal:
         for line in lines:
             try:
                 number, answer = json.loads(line)
-                if type(number) is not int:
+                if type(number) is not int or not self._fits(answer):
                     raise TypeError
             except (ValueError, TypeError, RecursionError):
                 told = quoted(line.decode(errors="replace"))

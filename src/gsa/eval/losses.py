@@ -223,10 +223,9 @@ def measure(
                         point = Point(number, piece.end, point.sums + _counted(piece, window), piece.state)
                         midway.reached(point)
                         progress.advance(piece.end - piece.begin)
-                    journal.add(number, {"tokens": point.sums.tokens.tolist(), "nats": point.sums.nats.tolist()})
+                    journal.add(number, point.sums.as_json())
                     midway.finished()
-                answer = journal.answers[number]
-                sums[place] += Sums(np.array(answer["tokens"], np.int64), np.array(answer["nats"], np.float64))
+                sums[place] += Sums.from_json(journal.answers[number])
         except BaseException:
             midway.save()
             raise

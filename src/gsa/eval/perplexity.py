@@ -11,7 +11,7 @@ from typing import Any
 from gsa.chart import bars, save_lines
 from gsa.console import check_place, tell
 from gsa.errors import GSAError
-from gsa.eval.extrapolation import ends, extrapolate
+from gsa.eval.extrapolation import ends, extrapolate, fits
 from gsa.eval.journal import Journal
 from gsa.eval.losses import Passage, checked_windows, measure, passages, perplexity
 from gsa.eval.midway import Midway
@@ -19,6 +19,7 @@ from gsa.eval.reader import Reader
 from gsa.eval.record import keep, record, short_name
 from gsa.eval.results import folder_of, result_file
 from gsa.eval.standard_error import ratio_error
+from gsa.eval.sums import Sums
 from gsa.eval.texts import length_name, lengths_of
 from gsa.files import byte_count
 from gsa.options import check_count
@@ -115,7 +116,7 @@ def _by_position(
     task = f"perplexity:{data}"
     path = folder_of(reader, output) / result_file(task, unusual)
     asked = {"model": reader.about, "settings": settings, "texts": [_fingerprint(part.ids) for part in read]}
-    with Journal(path.with_suffix(".answers"), asked) as journal:
+    with Journal(path.with_suffix(".answers"), asked, Sums.fits) as journal:
         _tell_what_is_known(journal, "windows")
         midway = Midway(path.with_suffix(".midway"), journal.digest, reader)
         outcome = measure(reader, read, context=context, stride=stride, journal=journal, midway=midway, quiet=quiet)
@@ -178,7 +179,7 @@ def _by_length(
     task = f"lengths:{data}"
     asked = {"model": reader.about, "settings": settings, "texts": [_fingerprint(ids) for ids in contexts]}
     path = folder_of(reader, output) / result_file(task, unusual)
-    with Journal(path.with_suffix(".answers"), asked) as journal:
+    with Journal(path.with_suffix(".answers"), asked, fits) as journal:
         _tell_what_is_known(journal, "contexts")
         rows = extrapolate(reader, contexts, fitting, last=last, journal=journal, quiet=quiet)
         losses = {f"loss_{length_name(row['length'])}": row["losses"] for row in rows}

@@ -83,7 +83,7 @@ def other_tasks(name: str, shots: int | None) -> list[HarnessTask]:
         close = get_close_matches(name, list(dict.fromkeys([*GROUPS, *TASKS, *manager.all_tasks])), 3)
         hint = f"; did you mean {' or '.join(close)}?" if close else ""
         raise GSAError(f"eval: there is no task {name!r}, here or in lm-evaluation-harness{hint}")
-    with hub.asked(name):
+    with hub.asked("its documents"):
         made = list(manager.load([name])["tasks"].values())
     return _with_shots(made, shots)
 

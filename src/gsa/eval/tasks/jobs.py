@@ -82,7 +82,8 @@ class Missing:
 
     def __str__(self) -> str:
         gap = f"there is no {self.file} in --data, and of the Hub's " if self.file else ""
-        return f"{self.title} ({self.task}) cannot be had: {gap}{self.reason}"
+        name = self.task if self.title == self.task else f"{self.title} ({self.task})"
+        return f"{name} cannot be had: {gap}{self.reason}"
 
 
 def find_jobs(

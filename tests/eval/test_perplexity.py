@@ -169,6 +169,7 @@ def test_it_goes_on_where_it_was_stopped(
     monkeypatch.setattr(reader, "log_probs", three_times)
     with pytest.raises(KeyboardInterrupt):
         run(reader, [str(path)], output=str(tmp_path / "out"), context=10)
+    assert "context=10.answers: what is measured so far; the same command" in capsys.readouterr().err
     again = StandIn()
     result = run(again, [str(path)], output=str(tmp_path / "out"), context=10)
     assert "perplexity-a.txt-context=10.answers: goes on with 3 windows of before" in capsys.readouterr().err

@@ -127,6 +127,7 @@ def test_it_goes_on_where_it_was_stopped(tmp_path: Path, capsys: pytest.CaptureF
     with pytest.raises(KeyboardInterrupt):
         asked(StandIn(answer), PROBES["phonebook"], tmp_path)
     journal = tmp_path / "phonebook.answers"
+    assert f"{journal}: what is answered so far; the same command goes on from there" in capsys.readouterr().err
     journal.write_bytes(journal.read_bytes() + b'{"key": "cut sho')  # as by a kill
     reader = knowing()
     result = asked(reader, PROBES["phonebook"], tmp_path)

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from gsa.console import tell
 from gsa.errors import GSAError
 from gsa.files import open_file
 from gsa.locks import held
@@ -62,6 +63,8 @@ class Journal:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stack.close()
+        if kind is KeyboardInterrupt:
+            tell(f"{self.path}: what is measured so far; the same command goes on from there")
 
     def add(self, number: int, answer: Any) -> None:
         """Keeps an answer: it is in the file when this returns."""

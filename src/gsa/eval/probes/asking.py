@@ -99,7 +99,11 @@ def answered(reader: Reader, probe: Probe, options: ProbeOptions) -> dict[str, A
     with Answers(kept, quiet=options.json) as answers:
         if len(answers):
             tell(f"{kept}: goes on with {len(answers)} answers of before")
-        found = probe.ask(answers, reader, questions, options.batch_size)
+        try:
+            found = probe.ask(answers, reader, questions, options.batch_size)
+        except KeyboardInterrupt:
+            tell(f"{kept}: what is answered so far; the same command goes on from there")
+            raise
         result = _result(reader, probe, questions, found, time.monotonic() - began)
         keep(result, path)
     kept.unlink(missing_ok=True)

@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from gsa.errors import GSAError
 from gsa.eval import midway
+from gsa.eval.journal import Journal
 from gsa.eval.ours import OurReader
 from gsa.eval.perplexity import run
 from gsa.eval.reader import Reader
@@ -75,6 +76,18 @@ def test_it_goes_on_within_a_document(
     assert 100 < len(read) < 200
     assert (result["metrics"], result["positions"]) == (whole["metrics"], whole["positions"])
     assert files(folder) == [f"{NAME}.json"]
+
+
+def test_it_goes_on_from_the_end_of_a_document(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be stopped when all is read, and the sums are not kept yet."""
+    whole = run(small(), [str(text)], output=str(tmp_path / "whole"))
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "add", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            run(small(), [str(text)], output=str(tmp_path / "out"))
+    reader = small()
+    monkeypatch.setattr(reader, "log_probs", None)
+    assert run(reader, [str(text)], output=str(tmp_path / "out"))["metrics"] == whole["metrics"]
 
 
 def test_the_file_is_written_now_and_then(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,7 +123,7 @@ def pieces(reader: Reader, ids: NDArray[np.int32], read: int = 0, state: object 
     size = max(len(ids) - 1, 1) if reader.rereads else PIECE
     borders = np.linspace(1, len(ids), -(-(len(ids) - 1) // size) + 1).astype(int).tolist()
     starts = [0, *borders[1:-1]]
-    if read not in starts:
+    if read not in (*starts, len(ids)):
         raise GSAError(f"perplexity: a text of {len(ids):,} ids is read in pieces, none of which begins at {read:,}")
     for begin, end in zip(starts, borders[1:], strict=True):
         if begin < read:

@@ -58,7 +58,21 @@ struct HeadChunk {
     int count;      // of tokens
     int tokens;     // C: count, padded to whole vectors
     int head;       // of keys and values
+    int64_t sequence = 0;
 };
+
+inline int chunk_count(const GsaShape& shape, int64_t n) {
+    return static_cast<int>((shape.stops[n] - shape.starts[n] + kChunk - 1) / kChunk);
+}
+
+// Chunk number `index` of sequence n.
+template <class T>
+HeadChunk chunk_of(const GsaShape& shape, int64_t n, int index, int head) {
+    const int64_t first = shape.starts[n] + static_cast<int64_t>(index) * kChunk;
+    const int64_t left = shape.stops[n] - first;
+    const int count = left < kChunk ? static_cast<int>(left) : kChunk;
+    return {shape.rows[n], first, count, whole_vectors<T>(count), head, n};
+}
 
 // out [per_head * C, padded] = the chunk's rows of a tensor with `per_head` heads for each of ours, times `scale`; zero
 // where there is no token or feature. Rows of out are `row` apart.
@@ -171,6 +185,8 @@ struct Memory {
     void* dinitial;              // [N, H, outer_rows, outer_cols]
 };
 
+constexpr int kMostMemories = 4;
+
 // The memory's part of `state` = from[index, head], of from [.., H, outer_rows, outer_cols]; all zero if that is null.
 template <class T>
 void read_state(const Team& team, const Memory& m, const void* from, int64_t index, int heads, int head, T* state) {
@@ -203,6 +219,7 @@ void write_state(const Team& team, const Memory& m, const T* state, void* to, in
 // Each ends with the team together.
 template <class T, class Op>
 struct Walk {
+    typedef typename Op::Call Call;
     Op op;
     const GsaShape& shape;
     const Plan& plan;
@@ -218,38 +235,48 @@ struct Walk {
         replayed = backward ? arena.take<T>(op.state_size * (shape.mark_chunks + 1)) : nullptr;
     }
 
-    int chunks(int64_t n) const { return static_cast<int>((shape.stops[n] - shape.starts[n] + kChunk - 1) / kChunk); }
-
-    HeadChunk chunk_at(int64_t n, int index, int head) const {
-        const int64_t first = shape.starts[n] + static_cast<int64_t>(index) * kChunk;
-        const int64_t left = shape.stops[n] - first;
-        const int count = left < kChunk ? static_cast<int>(left) : kChunk;
-        return {shape.rows[n], first, count, whole_vectors<T>(count), head};
+    static size_t state_bytes(const Call& call) {
+        Arena nothing;
+        return Op(nothing, call, false).state_size * sizeof(T);
     }
 
-    void read_states(const Team& team, const void* const (&from)[2], int64_t index, int head, T* state) const {
+    bool bad_gates() const { return op.bad_gates; }
+
+    int chunks(int64_t n) const { return chunk_count(shape, n); }
+    HeadChunk chunk_at(int64_t n, int index, int head) const { return chunk_of<T>(shape, n, index, head); }
+
+    void read_states(const Team& team, const void* const* from, int64_t index, int head, T* state) const {
         for (int m = 0; m < op.memory_count; m++)
             read_state(team, op.memories[m], from[m], index, shape.heads, head, state);
     }
 
-    void write_states(const Team& team, const T* state, void* const (&to)[2], int64_t index, int head) const {
+    void write_states(const Team& team, const T* state, void* const* to, int64_t index, int head) const {
         for (int m = 0; m < op.memory_count; m++)
             write_state(team, op.memories[m], state, to[m], index, shape.heads, head);
     }
 
+    // Where the caller has this part of all memories.
+    template <class Pointer>
+    struct Places {
+        Pointer at[kMostMemories] = {};
+        bool any = false;
+
+        Places(const Op& op, Pointer Memory::* part) {
+            for (int m = 0; m < op.memory_count; m++) any |= (at[m] = op.memories[m].*part) != nullptr;
+        }
+    };
+
     void forward(const Team& team, int64_t n, int from, int to) {
-        const Memory* m = op.memories;
-        const void* const initial[] = {m[0].initial, m[1].initial};
-        void* const final[] = {m[0].final, m[1].final};
-        void* const kept[] = {m[0].kept, m[1].kept};
+        const Places initial(op, &Memory::initial);
+        const Places final(op, &Memory::final), kept(op, &Memory::kept);
         const int64_t first_mark = plan.first_mark[n];
-        for (int h = from; h < to; h++) read_states(team, initial, n, h, states + (h - from) * op.state_size);
+        for (int h = from; h < to; h++) read_states(team, initial.at, n, h, states + (h - from) * op.state_size);
         team.wait();
         for (int c = 0; c < chunks(n); c++)
             for (int h = from; h < to; h++) {
                 T* state = states + (h - from) * op.state_size;
-                if (kept[0] != nullptr && c % shape.mark_chunks == 0) {
-                    write_states(team, state, kept, first_mark + c / shape.mark_chunks, h);
+                if (kept.any && c % shape.mark_chunks == 0) {
+                    write_states(team, state, kept.at, first_mark + c / shape.mark_chunks, h);
                     team.wait();
                 }
                 const bool last_head = h + 1 == to;
@@ -259,19 +286,17 @@ struct Walk {
                     op.prefetch(team, chunk_at(n, c, h), chunk_at(n, c + last_head, last_head ? from : h + 1));
                 op.forward(team, chunk_at(n, c, h), state);
             }
-        for (int h = from; h < to; h++) write_states(team, states + (h - from) * op.state_size, final, n, h);
+        for (int h = from; h < to; h++) write_states(team, states + (h - from) * op.state_size, final.at, n, h);
         team.wait();
     }
 
     void backward(const Team& team, int64_t n, int from, int to) {
-        const Memory* m = op.memories;
-        const void* const kept[] = {m[0].kept, m[1].kept};
-        const void* const dfinal[] = {m[0].dfinal, m[1].dfinal};
-        void* const dinitial[] = {m[0].dinitial, m[1].dinitial};
+        const Places kept(op, &Memory::kept), dinitial(op, &Memory::dinitial);
+        const Places dfinal(op, &Memory::dfinal);
         const int64_t first_mark = plan.first_mark[n];
         const int every = shape.mark_chunks, total = chunks(n);
         for (int h = from; h < to; h++) {
-            read_states(team, dfinal, n, h, states + (h - from) * op.state_size);
+            read_states(team, dfinal.at, n, h, states + (h - from) * op.state_size);
             if (team.rank == 0)
                 for (int i = 0; i < op.border_size; i++) borders[(h - from) * op.border_size + i] = 0;
         }
@@ -281,8 +306,8 @@ struct Walk {
                 T* dstate = states + (h - from) * op.state_size;
                 T* border = borders + (h - from) * op.border_size;
                 // The state after the last chunk matters only if it has a gradient.
-                const bool final_too = stop == total && (dfinal[0] != nullptr || dfinal[1] != nullptr);
-                read_states(team, kept, first_mark + mark, h, replayed);
+                const bool final_too = stop == total && dfinal.any;
+                read_states(team, kept.at, first_mark + mark, h, replayed);
                 team.wait();
                 for (int c = first; c < stop - !final_too; c++) {
                     T* before = replayed + (c - first) * op.state_size;
@@ -306,98 +331,8 @@ struct Walk {
                 }
             }
         team.wait();
-        for (int h = from; h < to; h++) write_states(team, states + (h - from) * op.state_size, dinitial, n, h);
+        for (int h = from; h < to; h++) write_states(team, states + (h - from) * op.state_size, dinitial.at, n, h);
         team.wait();
-    }
-};
-
-// Heads in a unit of work: several, so that what lies side by side in memory is read at about the same time, while
-// their states fit in the cache and there is a unit for every thread.
-template <class T, class Op>
-int heads_at_once(const typename Op::Call& call, const Plan& plan) {
-    Arena nothing;
-    const Op op(nothing, call, false);
-    const int64_t fitting = (256 << 10) / static_cast<int64_t>(op.state_size * sizeof(T));
-    const int64_t sharing = call.shape.sequences * call.shape.heads / plan.threads;
-    int64_t heads = fitting < sharing ? fitting : sharing;
-    if (heads > call.shape.heads) heads = call.shape.heads;
-    return heads < 1 ? 1 : static_cast<int>(heads);
-}
-
-template <class T, class Op>
-size_t working_memory(const typename Op::Call& call, bool backward, const Plan& plan) {
-    Arena arena;
-    Walk<T, Op>(arena, call, backward, plan, heads_at_once<T, Op>(call, plan));
-    return arena.used + 64;  // apart from the neighbour's
-}
-
-// All sequences and heads on all threads. A unit of work is a sequence with a group of its heads. Where whole units
-// would leave threads without work, a few threads form a team and share one.
-template <class T, class Op>
-struct Schedule {
-    const typename Op::Call& call;
-    bool backward;
-    const Plan& plan;
-    char* memory;
-    size_t per_thread;
-    int group;          // heads in a unit
-    Barrier* barriers;  // one per team
-    int64_t units = 0;
-    int64_t next = 0;        // unit that nobody works on yet
-    int64_t together = 0;    // the first so many units are for teams
-    bool bad_gates = false;  // whether a gate was above 0, or NaN
-
-    int64_t groups() const { return (call.shape.heads + group - 1) / group; }
-    int64_t length(int64_t unit) const {
-        const int64_t n = plan.order[unit / groups()];
-        return call.shape.stops[n] - call.shape.starts[n];
-    }
-
-    void work(Team team, char* space, int64_t unit) {
-        Arena arena;
-        arena.base = space;
-        Prefetcher prefetcher;
-        team.prefetcher = &prefetcher;
-        Walk<T, Op> walk(arena, call, backward, plan, group);
-        const int from = static_cast<int>(unit % groups()) * group;
-        const int to = from + group < call.shape.heads ? from + group : call.shape.heads;
-        if (backward)
-            walk.backward(team, plan.order[unit / groups()], from, to);
-        else
-            walk.forward(team, plan.order[unit / groups()], from, to);
-        if (walk.op.bad_gates) __atomic_store_n(&bad_gates, true, __ATOMIC_RELAXED);
-    }
-
-    // How many of the (sorted) units are better shared: those longer than a fair share of all that is left, and those
-    // that would be left over at the end.
-    void share(int threads) {
-        int64_t left = 0;
-        for (int64_t u = 0; u < units; u++) left += length(u);
-        together = 0;
-        while (together < units && together < threads && length(together) * threads > left) left -= length(together++);
-        if (units < 4 * threads && units % threads > together) together = units % threads;
-        if (threads == 1) together = 0;
-    }
-
-    static void thread(void* context, int rank, int size) {
-        Schedule& s = *static_cast<Schedule*>(context);
-        int64_t shared = s.together;
-        if (size == 1) shared = 0;
-        if (shared > size) shared = size;
-        if (shared > 0) {
-            const int members = size / static_cast<int>(shared), mine = rank / members;
-            if (mine < shared) {
-                const Team team{rank % members, members, &s.barriers[mine]};
-                team.wait();  // nobody may still be busy in this memory
-                s.work(team, s.memory + static_cast<size_t>(mine) * members * s.per_thread, mine);
-                team.wait();
-            }
-        }
-        for (;;) {
-            const int64_t unit = shared + __atomic_fetch_add(&s.next, 1, __ATOMIC_RELAXED);
-            if (unit >= s.units) return;
-            s.work(Team{}, s.memory + static_cast<size_t>(rank) * s.per_thread, unit);
-        }
     }
 };
 

@@ -21,8 +21,8 @@ struct Seen {
 };
 
 inline Seen seen_by(const GsaBlock& block, const Tokens& tokens, int c) {
-    const int64_t state = tokens.state_of[c], position = block.heads.positions[state] + tokens.earlier[c];
-    const int64_t begin = block.cache.begins[state], window = block.cache.window;
+    const int64_t position = tokens.position(block.heads, c), window = block.cache.window;
+    const int64_t begin = block.cache.begins[tokens.state_of[c]];
     return {window > 0 && position - window + 1 > begin ? position - window + 1 : begin, position + 1};
 }
 
@@ -72,12 +72,24 @@ struct CacheAttention {
 
     // Key and value of head h of token c to their slot.
     void append(int c, int h) const {
-        const int64_t state = tokens.state_of[c];
-        const int64_t slot = (block.heads.positions[state] + tokens.earlier[c]) % block.cache.capacities[state];
-        const float* k = tokens.at(c, block.heads.k) + h * K;
-        float* to = keys(c, h) + slot / kPadding * K * kPadding + slot % kPadding;
+        const int64_t slot = tokens.position(block.heads, c) % block.cache.capacities[tokens.state_of[c]];
+        put_row(keys(c, h), values(c, h), slot, tokens.at(c, block.heads.k) + h * K,
+                tokens.at(c, block.heads.v) + h * V);
+    }
+
+    // A key [K] and a value [V] to a slot of keys [.., K, 16] and values [.., V16].
+    void put_row(float* keys, float* values, int64_t slot, const float* k, const float* v) const {
+        float* to = keys + slot / kPadding * K * kPadding + slot % kPadding;
         for (int i = 0; i < K; i++) to[i * kPadding] = k[i];
-        __builtin_memcpy(values(c, h) + slot * padded_width(V), tokens.at(c, block.heads.v) + h * V, sizeof(float) * V);
+        __builtin_memcpy(values + slot * padded_width(V), v, sizeof(float) * V);
+    }
+
+    // Key and value of head h at an earlier position of token c's sequence.
+    void fetch_row(int c, int h, int64_t position, float* k, float* v) const {
+        const int64_t slot = position % block.cache.capacities[tokens.state_of[c]];
+        const float* from = keys(c, h) + slot / kPadding * K * kPadding + slot % kPadding;
+        for (int i = 0; i < K; i++) k[i] = from[i * kPadding];
+        __builtin_memcpy(v, values(c, h) + slot * padded_width(V), sizeof(float) * V);
     }
 
     // The sums of this thread's share of all blocks.
@@ -101,9 +113,14 @@ struct CacheAttention {
         const int64_t begin = number * kBlock, slot = begin % block.cache.capacities[tokens.state_of[c]];
         const int from = static_cast<int>(larger_of(seen.from - begin, 0));
         const int to = static_cast<int>(seen.to - begin < kBlock ? seen.to - begin : kBlock);
-        const float *k = keys(c, h) + slot * K, *v = values(c, h) + slot * padded_width(V);
+        attend_rows(tokens.at(c, block.heads.q) + h * R * K, keys(c, h) + slot * K,
+                    values(c, h) + slot * padded_width(V), from, to, out);
+    }
+
+    // The sums of queries [R, K] over slots `from` to `to` of a block of keys and values.
+    void attend_rows(const float* queries, const float* k, const float* v, int from, int to, const Sums& out) const {
         for (int r = 0; r < R; r += 4) {
-            const float* q = tokens.at(c, block.heads.q) + (h * R + r) * K;
+            const float* q = queries + r * K;
             const Sums part{out.outputs(r), out.row};
             switch (R - r) {
                 case 1: attend_heads<1>(q, k, v, from, to, space + r * kBlock, part); break;

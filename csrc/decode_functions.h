@@ -40,6 +40,20 @@ GSA_INLINE Vec<float> log_sigmoid(Vec<float> x) {
     return (x < 0.0f ? x : Vec<float>{}) - log_of_one_more<float>(exp<float>(x < 0.0f ? x : -x));
 }
 
+// log(x) for x > 0; a denormal number counts as the smallest that is not, and NaN stays NaN. With x = 2^n m, 1 <= m <
+// 2, it is n ln 2 + log(m).
+GSA_INLINE Vec<float> log_of_positive(Vec<float> x) {
+    const float least = 0x1p-126f;
+    x = x < least ? splat(least) : x;
+    Simd<float>::Int word;
+    __builtin_memcpy(&word, &x, sizeof(word));
+    const Vec<float> n = __builtin_convertvector((word >> 23) - 127, Vec<float>);
+    word = (word & 0x007fffff) | 0x3f800000;
+    Vec<float> m;
+    __builtin_memcpy(&m, &word, sizeof(m));
+    return x == x ? n * 0.69314718056f + log_of_one_more<float>(m - 1.0f) : x;
+}
+
 // log(exp(a) + exp(b)), where at most one of them is -inf.
 template <class T>
 GSA_INLINE Vec<T> log_of_sum(Vec<T> a, Vec<T> b) {

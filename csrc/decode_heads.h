@@ -25,9 +25,9 @@ struct Angles {
 
     float* of(int c) const { return turns + c * 2 * most; }
 
-    // For token c of a layer. Angles are fp64: in fp32 they would be off by up to 0.06 at position a million.
-    void compute(const GsaHeads& heads, const Tokens& tokens, int c) const {
-        const int64_t position = heads.positions[tokens.state_of[c]] + tokens.earlier[c];
+    // For token c of a layer, at a position. Angles are fp64: in fp32 they would be off by up to 0.06 at position a
+    // million.
+    void compute(const GsaHeads& heads, int c, int64_t position) const {
         if (known[c].frequencies == heads.frequencies && known[c].position == position) return;
         known[c] = {heads.frequencies, position};
         float *cosine = of(c), *sine = cosine + most;
@@ -51,23 +51,30 @@ inline void map_head(const GsaHeads& heads, float* x, float* space) {
     __builtin_memcpy(x, space, sizeof(float) * K);
 }
 
-// x [K] turned: its first half against the second.
-inline void turn_head(const Angles& angles, int c, int half, float* x) {
+// x [K] turned as token c, or back with a direction of -1: its first half against the second.
+inline void turn_head(const GsaHeads& heads, const Angles& angles, int c, float* x, float direction = 1) {
+    if (heads.frequencies == nullptr) return;
+    const int half = heads.key_width / 2;
     const float *cosine = angles.of(c), *sine = cosine + angles.most;
     for (int i = 0; i < half; i++) {
-        const float a = x[i], b = x[half + i];
-        x[i] = a * cosine[i] - b * sine[i];
-        x[half + i] = b * cosine[i] + a * sine[i];
+        const float a = x[i], b = x[half + i], s = direction * sine[i];
+        x[i] = a * cosine[i] - b * s;
+        x[half + i] = b * cosine[i] + a * s;
     }
+}
+
+// x [K] in place.
+inline void norm_head(const GsaHeads& heads, const LinearKernels& linear, const float* norm, float* x) {
+    if (norm != nullptr)
+        linear.read_input({GSA_INPUT_RMS_NORM, x, norm, heads.epsilon}, heads.key_width, heads.key_width, 1, x);
 }
 
 // A head x [K] of token c, in place.
 inline void prepare_head(const GsaHeads& heads, const LinearKernels& linear, const Angles& angles, int c,
                          const float* norm, float* x, float* space) {
     if (heads.map != nullptr) map_head(heads, x, space);
-    if (norm != nullptr)
-        linear.read_input({GSA_INPUT_RMS_NORM, x, norm, heads.epsilon}, heads.key_width, heads.key_width, 1, x);
-    if (heads.frequencies != nullptr) turn_head(angles, c, heads.key_width / 2, x);
+    norm_head(heads, linear, norm, x);
+    turn_head(heads, angles, c, x);
 }
 
 }  // namespace

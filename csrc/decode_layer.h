@@ -2,8 +2,7 @@
 #pragma once
 
 #include "decode.h"
-#include "decode_cache.h"
-#include "decode_memory.h"
+#include "decode_hybrid.h"
 #include "decode_scan.h"
 
 namespace gsa {
@@ -21,7 +20,7 @@ int64_t most(const DecodeCall& call, F size) {
 // What goes through all layers, with room for the widest; the team shares it.
 struct Stream {
     Tokens tokens;
-    Angles angles;
+    Turns turns;
     int64_t width;   // D
     float* x;        // [count, D], what layers add to
     float* inner;    // [count, 2 I], gate and up of the MLP
@@ -29,11 +28,12 @@ struct Stream {
 
     Stream(Arena& arena, const DecodeCall& call)
         : tokens(arena, call.count, call.state_of, most(call, [](const GsaBlock& b) { return b.features; })),
-          angles(arena, call.count, most(call, [](const GsaBlock& b) { return b.heads.key_width / 2; })),
+          turns(arena, call.count, most(call, [](const GsaBlock& b) { return b.heads.key_width / 2; })),
           width(call.decoder.width) {
         x = arena.take<float>(call.count * width);
         inner = arena.take<float>(call.count * 2 * most(call, [](const GsaBlock& b) { return b.mlp.gate.N; }));
         between = arena.take<float>(most(call, [&](const GsaBlock& b) {
+            if (b.kind == GSA_MEMORY_HYBRID) return HybridAttention::between_of(b, tokens);
             return b.kind == GSA_MEMORY_CACHE ? CacheAttention::sums_of(b, tokens)
                                               : call.count * Memories::scores_of(b);
         }));
@@ -59,9 +59,13 @@ struct Layer {
     }
 
     static int64_t space_of(const GsaBlock& block) {
-        const bool cache = block.kind == GSA_MEMORY_CACHE;
-        return larger_of(padded_width(block.heads.key_width),
-                         cache ? CacheAttention::space_of(block) : Memories::space_of(block));
+        int64_t numbers = 0;
+        switch (block.kind) {
+            case GSA_MEMORY_CACHE: numbers = CacheAttention::space_of(block); break;
+            case GSA_MEMORY_HYBRID: numbers = HybridAttention::space_of(block); break;
+            default: numbers = Memories::space_of(block);
+        }
+        return larger_of(padded_width(block.heads.key_width), numbers);
     }
 
     // Adds what the layer makes of stream.x to it.
@@ -69,14 +73,21 @@ struct Layer {
         const GsaHeads& h = block.heads;
         const Team& team = worker.team;
         if (h.frequencies != nullptr)
-            for (int c = team.begin(tokens.count); c < team.end(tokens.count); c++) stream.angles.compute(h, tokens, c);
+            for (int c = team.begin(tokens.count); c < team.end(tokens.count); c++)
+                stream.turns.compute(block, tokens, c);
+        if (block.kind == GSA_MEMORY_HYBRID)
+            HybridAttention(block, tokens, stream.turns, stream.between, space).fetch_ahead(team);
         products();
-        if (block.kind == GSA_MEMORY_CACHE || h.map != nullptr || h.query_norm != nullptr || h.frequencies != nullptr)
+        const bool changed = h.map != nullptr || h.query_norm != nullptr || h.frequencies != nullptr;
+        if (block.kind == GSA_MEMORY_HYBRID) {
+            hybrid();
+        } else if (block.kind == GSA_MEMORY_CACHE) {
             heads();
-        if (block.kind == GSA_MEMORY_CACHE)
             cache();
-        else if (block.kind != GSA_MEMORY_SCAN)
-            memories();
+        } else {
+            if (changed) heads();
+            if (block.kind != GSA_MEMORY_SCAN) memories();
+        }
         output();
         if (block.mlp.down.weight != nullptr) mlp();
     }
@@ -118,7 +129,7 @@ struct Layer {
         for (int unit = team.begin(tokens.count * all); unit < team.end(tokens.count * all); unit++) {
             const int c = unit / all, key = unit % all - HQ;  // queries are below 0
             float* head = key < 0 ? tokens.at(c, h.q) + (HQ + key) * K : tokens.at(c, h.k) + key * K;
-            prepare_head(h, worker.linear, stream.angles, c, key < 0 ? h.query_norm : h.key_norm, head, space);
+            prepare_head(h, worker.linear, stream.turns.own, c, key < 0 ? h.query_norm : h.key_norm, head, space);
             if (block.kind == GSA_MEMORY_CACHE && key >= 0) cache.append(c, key);
         }
         team.wait();
@@ -129,6 +140,16 @@ struct Layer {
         cache.attend_all(worker.team);
         worker.team.wait();
         cache.combine_all(worker.team);
+        worker.team.wait();
+    }
+
+    void hybrid() {
+        const HybridAttention hybrid(block, tokens, stream.turns, stream.between, space);
+        hybrid.enter(worker.team, worker.linear);
+        worker.team.wait();
+        hybrid.attend(worker.team);
+        worker.team.wait();
+        hybrid.finish(worker.team);
         worker.team.wait();
     }
 

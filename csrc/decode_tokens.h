@@ -28,6 +28,8 @@ struct Tokens {
         starts[sequences] = count;
     }
 
+    // Tokens of its sequence before token c, of which a layer has counted those before this call.
+    int64_t position(const GsaHeads& heads, int c) const { return heads.positions[state_of[c]] + earlier[c]; }
     float* at(int c, int64_t place) const { return features + c * stride + place; }
     float* at_or_null(int c, int64_t place) const { return place < 0 ? nullptr : at(c, place); }
 };

@@ -85,6 +85,36 @@ GSA_INLINE Vec<T> log1p_of_unit(Vec<T> e) {
     return T(2) * s * tail;
 }
 
+// log(x) for x > 0 that is not infinite, to full precision: with x = 2^n m and m about 1, n ln 2 and twice the series
+// of artanh((m - 1) / (m + 1)), whose argument is at most 0.172.
+template <class T>
+GSA_INLINE Vec<T> log(Vec<T> x) {
+    typedef ExpConstants<T> C;
+    typedef typename Simd<T>::Int Int;
+    constexpr int terms = sizeof(T) == 8 ? 10 : 4;
+    constexpr T tiny = sizeof(T) == 8 ? T(0x1p-1022) : T(0x1p-126), up = sizeof(T) == 8 ? T(0x1p54) : T(0x1p25);
+    const Int small = x < tiny;  // such numbers have no exponent of their own
+    const Vec<T> y = small ? x * up : x;
+    Int word;
+    __builtin_memcpy(&word, &y, sizeof(word));
+    Vec<T> root_half = splat(static_cast<T>(0.70710678118654752));
+    Int offset;
+    __builtin_memcpy(&offset, &root_half, sizeof(offset));
+    // The exponent of y over sqrt(1/2), so that m lies between that and its double.
+    const Int exponent = (word - offset) >> C::shift;
+    word -= exponent << C::shift;
+    Vec<T> m;
+    __builtin_memcpy(&m, &word, sizeof(m));
+    Vec<T> n = __builtin_convertvector(exponent, Vec<T>);
+    n = small ? n - (sizeof(T) == 8 ? T(54) : T(25)) : n;
+    const Vec<T> s = (m - T(1)) / (m + T(1)), square = s * s;
+    Vec<T> tail = splat(T(1) / T(2 * terms + 1));
+#pragma GCC unroll 16
+    for (int i = terms - 1; i >= 1; i--) tail = tail * square + T(1) / T(2 * i + 1);
+    const Vec<T> more = T(2) * s * (square * tail);
+    return n * C::ln2_high + (T(2) * s + (more + n * C::ln2_low));
+}
+
 // log(1 + exp(x)), without overflow.
 template <class T>
 GSA_INLINE Vec<T> softplus(Vec<T> x) {

@@ -17,6 +17,7 @@ struct ScanKernels;
 struct DecodeKernels;
 struct RowKernels;
 struct ConvolutionKernels;
+struct HybridKernels;
 
 struct Isa {
     const char* name;
@@ -28,6 +29,7 @@ struct Isa {
     const DecodeKernels* decode;
     const RowKernels* rows;
     const ConvolutionKernels* convolution;
+    const HybridKernels* hybrid;
 };
 
 const Isa& isa();  // the one in use

@@ -46,6 +46,8 @@ GSA_INLINE void load_two(const BFloat16* p, Floats& even, Floats& odd) {
     odd = bits<Floats>(words & static_cast<int32_t>(0xffff0000));
 }
 
+GSA_INLINE Floats load_floats(const float* p) { return load(p); }
+
 GSA_INLINE Floats load_floats(const BFloat16* p) {
 #if defined(__AVX512F__)
     const Ints words =

@@ -7,7 +7,7 @@
 #define GSA_API __attribute__((visibility("default")))
 /* Raised whenever a function of this file changes its arguments or its meaning; Python refuses a library of another
    number. Structures and constants are compared one by one, see gsa_layout. */
-#define GSA_ABI 8
+#define GSA_ABI 9
 
 #ifdef __cplusplus
 extern "C" {
@@ -102,6 +102,41 @@ typedef struct {
     void *dinitial_k, *dinitial_v;   /* [N, H, K, M], [N, H, M, V] */
 } GsaSlotAttention;
 
+/* Softmax attention in a sliding window: a token sees the last `window` tokens, itself among them, and of the first
+   `sinks` tokens those that have left its window. The token at t of sequence n is the key at t + shifts[n] of the same
+   row, the first key of the sequence that is there lies at firsts[n], and befores[n] of its tokens came before this
+   call. Sinks have keys and values of their own, which sink_q asks. mark_chunks is not used. Gradients of keys that no
+   query sees, and those of sinks in sequences without tokens, are not written. */
+typedef struct {
+    GsaShape shape;
+    int64_t window;
+    const int64_t *shifts, *firsts, *befores; /* [N] */
+    int32_t sinks;                            /* S, may be 0 */
+    GsaTensor q, k, v, o;                     /* heads: q and o HQ, the others H */
+    GsaTensor sink_q, sink_k, sink_v;         /* [B, T, HQ, K], [N, S, H, K], [N, S, H, V] */
+    GsaTensor lse;                            /* [B, T, HQ, 1], of the type sums are carried in */
+    /* backward */
+    GsaTensor d_o, d_lse, dq, dk, dv, dsink_q, dsink_k, dsink_v; /* d_lse may be absent */
+} GsaWindowAttention;
+
+/* Gated slot attention in one softmax with what else a token sees: `near` with the log-sum-exp near_lse. Slots know how
+   many tokens they stand for, their mass; see joined_slots.h, where slot_scale is t, slot_mass c and slot_bias b. The
+   gradients of these are added to what is there, for each sequence by itself. */
+typedef struct {
+    GsaShape shape;
+    GsaTensor q, k, v, g, s, o, slots;              /* as of GsaSlotAttention */
+    GsaTensor near, near_lse;                       /* [B, T, HQ, V]; [B, T, HQ, 1], of the type sums are carried in */
+    const void *slot_scale, *slot_mass, *slot_bias; /* [HQ], of the type sums are carried in */
+    const void *initial_k, *initial_v, *initial_mass; /* [N, H, K, M], [N, H, M, V], [N, H, M]; or all null */
+    void *final_k, *final_v, *final_mass;
+    void *kept_k, *kept_v, *kept_mass; /* [marks, H, ..]; or all null */
+    /* backward */
+    GsaTensor d_o, dq, dk, dv, dg, ds, d_near, d_near_lse;
+    void *dslot_scale, *dslot_mass, *dslot_bias;   /* [N, HQ] */
+    const void *dfinal_k, *dfinal_v, *dfinal_mass; /* each may be null */
+    void *dinitial_k, *dinitial_v, *dinitial_mass;
+} GsaJoinedSlots;
+
 /* One token per row. States are dense; `after` may be the same memory as `before`. */
 typedef struct {
     int64_t batch;
@@ -119,6 +154,8 @@ typedef struct {
 GSA_API int gsa_linear_attention(const GsaLinearAttention* call, int backward);
 GSA_API int gsa_slot_attention(const GsaSlotAttention* call, int backward);
 GSA_API int gsa_slot_attention_step(const GsaStep* call);
+GSA_API int gsa_window_attention(const GsaWindowAttention* call, int backward);
+GSA_API int gsa_joined_slots(const GsaJoinedSlots* call, int backward);
 
 /* Mamba's selective scan, with E channels of S states each. In the shape, heads and queries are one, mark_chunks and
    scale not used. kept is filled by forward and read by backward, with a mark for every 64 tokens of a sequence. */
@@ -256,7 +293,7 @@ enum {
     GSA_FUNCTION_SOFTPLUS
 };
 enum { GSA_GATE_NONE, GSA_GATE_FORGET, GSA_GATE_WRITE };
-enum { GSA_MEMORY_SLOTS, GSA_MEMORY_LINEAR, GSA_MEMORY_SCAN, GSA_MEMORY_CACHE };
+enum { GSA_MEMORY_SLOTS, GSA_MEMORY_LINEAR, GSA_MEMORY_SCAN, GSA_MEMORY_CACHE, GSA_MEMORY_HYBRID };
 enum { GSA_NORM_NONE, GSA_NORM_FULL, GSA_NORM_HEADS };
 
 #define GSA_MEMORY_BLOCK 32
@@ -325,6 +362,27 @@ typedef struct {
     int64_t window;                     /* tokens that a token sees, itself among them; 0: all */
 } GsaCache;
 
+/* HYBRID: the window of a cache beside sinks and slots, in one softmax. The first tokens are kept as sinks. Every other
+   token is written to the slots when it leaves the window: the cache still holds it then. Of the memory, gates are [H,
+   M16], and keys and values [states, H, K, M B] and [states, H, M, K B] are sums that are still to be divided by
+   `mass`. V is K. */
+typedef struct {
+    int64_t sink_query, slot_query; /* places of [HQ, K]: what sinks and slots are asked by */
+    int64_t left;                   /* place of [H, 2 K]: key and value of the token that leaves the window */
+    int64_t inverse, log_mass;      /* places of [H, M16]: what averages are multiplied with, and log of `mass` */
+    const void *router_weight, *query_weight; /* [H, 2 K, M16]; [HQ, K, K16]: slots are asked by q + q U */
+    const float* router_bias;                 /* [H, M16]; beyond M, one with which a slot takes nothing */
+    const float* rates; /* [H, M16]: slots share a token by a softmax, and forget rate x share of what they have;
+                           or null: by gates */
+    const float *scale, *mass_power, *bias; /* [HQ]: a slot's score is scale * q . k + mass_power * log_mass + bias */
+    float *sink_keys, *sink_values;         /* [states, H, S16 / 16, K, 16], [states, H, S16, K16]; changed in place */
+    float* mass;                            /* [states, H, M16], changed in place */
+    double temperature, least;              /* of gates, as in GsaGate; a share that is not more than `least` is none */
+    int32_t sinks;                          /* S */
+    int32_t bf16;                           /* whether the two weights are in bf16, or in fp32 */
+    int32_t own_positions;                  /* whether slots hold keys as they were turned, or not turned at all */
+} GsaHybrid;
+
 /* SCAN: h = exp(dt A) h + dt u B, then (h C + u skip) * gate to y; behind the layer's last product, which makes dt. */
 typedef struct {
     int64_t u, dt, B, C, gate, y; /* places of [E], [E], [S], [S], [E], [E] */
@@ -357,6 +415,7 @@ typedef struct {
     GsaHeads heads;
     GsaMemory memory;
     GsaCache cache;
+    GsaHybrid hybrid;
     GsaScan scan;
     GsaOutput output;
     GsaMlp mlp;

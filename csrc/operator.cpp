@@ -2,7 +2,7 @@
 #include "operator.h"
 
 #include "linear_attention.h"
-#include "parallel.h"
+#include "schedule.h"
 #include "slot_attention.h"
 #include "step.h"
 
@@ -10,37 +10,30 @@ namespace gsa {
 namespace GSA_ISA {
 namespace {
 
-constexpr int kMaxTeams = 64;
-
-template <class T, class Op>
-bool run(const typename Op::Call& call, bool backward, const Plan& plan, char* memory, size_t per_thread) {
-    Barrier barriers[kMaxTeams];
-    Schedule<T, Op> schedule{call, backward, plan, memory, per_thread, heads_at_once<T, Op>(call, plan), barriers};
-    schedule.units = call.shape.sequences * schedule.groups();
-    schedule.share(plan.threads < kMaxTeams ? plan.threads : kMaxTeams);
-    (schedule.together > 0 ? as_team : as_they_come)(plan.threads, Schedule<T, Op>::thread, &schedule);
-    return !schedule.bad_gates;
-}
+template <class T>
+using LinearWalk = Walk<T, LinearAttention<T>>;
+template <class T>
+using SlotWalk = Walk<T, SlotAttention<T>>;
 
 size_t linear_attention_size(const GsaLinearAttention& call, bool backward, const Plan& plan) {
-    return call.shape.wide ? working_memory<double, LinearAttention<double>>(call, backward, plan)
-                           : working_memory<float, LinearAttention<float>>(call, backward, plan);
+    return call.shape.wide ? working_memory<LinearWalk<double>>(call, backward, plan)
+                           : working_memory<LinearWalk<float>>(call, backward, plan);
 }
 
 bool linear_attention(const GsaLinearAttention& call, bool backward, const Plan& plan, char* memory,
                       size_t per_thread) {
-    return call.shape.wide ? run<double, LinearAttention<double>>(call, backward, plan, memory, per_thread)
-                           : run<float, LinearAttention<float>>(call, backward, plan, memory, per_thread);
+    return call.shape.wide ? run_all<LinearWalk<double>>(call, backward, plan, memory, per_thread)
+                           : run_all<LinearWalk<float>>(call, backward, plan, memory, per_thread);
 }
 
 size_t slot_attention_size(const GsaSlotAttention& call, bool backward, const Plan& plan) {
-    return call.shape.wide ? working_memory<double, SlotAttention<double>>(call, backward, plan)
-                           : working_memory<float, SlotAttention<float>>(call, backward, plan);
+    return call.shape.wide ? working_memory<SlotWalk<double>>(call, backward, plan)
+                           : working_memory<SlotWalk<float>>(call, backward, plan);
 }
 
 bool slot_attention(const GsaSlotAttention& call, bool backward, const Plan& plan, char* memory, size_t per_thread) {
-    return call.shape.wide ? run<double, SlotAttention<double>>(call, backward, plan, memory, per_thread)
-                           : run<float, SlotAttention<float>>(call, backward, plan, memory, per_thread);
+    return call.shape.wide ? run_all<SlotWalk<double>>(call, backward, plan, memory, per_thread)
+                           : run_all<SlotWalk<float>>(call, backward, plan, memory, per_thread);
 }
 
 template <class T>

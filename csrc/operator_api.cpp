@@ -1,6 +1,7 @@
 // The operator's C interface: working memory and the number of threads, then the kernels of the instruction set in use.
 #include <algorithm>
 
+#include "hybrid.h"
 #include "isa.h"
 #include "memory.h"
 #include "operator.h"
@@ -58,6 +59,20 @@ extern "C" int gsa_slot_attention(const GsaSlotAttention* call, int backward) {
     const double operations =
         tokens(call->shape) * (call->q.width + call->v.width) * call->g.width * (backward ? 4 : 2);
     return run(*call, backward != 0, operations, kernels.slot_attention_size, kernels.slot_attention);
+}
+
+extern "C" int gsa_window_attention(const GsaWindowAttention* call, int backward) {
+    const HybridKernels& kernels = *isa().hybrid;
+    const double seen = static_cast<double>(std::min<int64_t>(call->window, INT16_MAX) + call->sinks);
+    const double operations = tokens(call->shape) * seen * (call->q.width + call->v.width) * (backward ? 5 : 2);
+    return run(*call, backward != 0, operations, kernels.window_attention_size, kernels.window_attention);
+}
+
+extern "C" int gsa_joined_slots(const GsaJoinedSlots* call, int backward) {
+    const HybridKernels& kernels = *isa().hybrid;
+    const double operations =
+        tokens(call->shape) * (call->q.width + call->v.width) * call->g.width * (backward ? 4 : 2);
+    return run(*call, backward != 0, operations, kernels.joined_slots_size, kernels.joined_slots);
 }
 
 extern "C" int gsa_slot_attention_step(const GsaStep* call) {

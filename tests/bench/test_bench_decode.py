@@ -38,7 +38,7 @@ def test_report(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
     monkeypatch.setattr("gsa.bench.memory.measured_alone", lambda task, setting: {"peak": 5e6, "seconds": 1.0})
     race = __import__("gsa.bench.timing", fromlist=["race"]).race
     monkeypatch.setattr("gsa.bench.timing.race", lambda contenders, seconds, rounds=2: race(contenders, 0.0, 2))
-    main(["bench", "decode", "--quick", "--json", "--threads", "1", "--mixers", "mamba,attention"])
+    main(["bench", "decode", "--quick", "--json", "--threads", "1", "--mixers", "mamba,attention,hybrid"])
     report = json.loads(capsys.readouterr().out)
     assert report["threads"] == 1
     for name, row in report["weights"].items():
@@ -53,7 +53,8 @@ def test_report(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
     assert at["state_bytes"] == {"near": constant, "far": constant}
     assert at["ratio"] == pytest.approx(at["far_tokens_per_second"] / at["near_tokens_per_second"])
     assert all(rivals.TRANSFORMERS in row for row in report["rivals"].values())
-    assert [(row["mixer"], row["context"]) for row in report["mixers"][::2]] == [("mamba", None), ("attention", 128)]
+    contexts = [("mamba", None), ("attention", 128), ("hybrid", None)]
+    assert [(row["mixer"], row["context"]) for row in report["mixers"][::2]] == contexts
     for row in report["mixers"]:
         assert row["share"] == pytest.approx(row["tokens_per_second"] / row["bound"])
     shown = printed(*tables(report))

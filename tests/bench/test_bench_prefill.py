@@ -44,7 +44,15 @@ def test_report(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
     with_bf16 = bf16_unit(torch.device("cpu")) is not None
     assert list(report["rivals"]) == ["transformers fp32", "transformers bf16"][: 1 + with_bf16]
     assert (report["left_out"] is None) == with_bf16
+    mixers = {(row["mixer"], row["compute"]): row for row in report["mixers"]}
+    assert {mixer for mixer, _ in mixers} == {"gsa", "hybrid"}
+    assert {compute for _, compute in mixers} == here
+    for (mixer, compute), row in mixers.items():
+        beside = mixers["gsa", compute]["tokens_per_second"] / row["tokens_per_second"]
+        assert row["time"] == pytest.approx(beside), mixer
+    assert "Other mixers" not in printed(*tables({**report, "mixers": []}))
     shown = printed(*tables(report))
+    assert "time beside gsa" in shown
     assert "Prompts of 512 tokens" in shown
     assert "ours beside it" in shown
     for sentence in ("transformers in bf16 is left out: this CPU has no unit", None):

@@ -30,6 +30,14 @@ def test_every_mixer_is_measured() -> None:
     assert max(sizes.values()) / min(sizes.values()) < 1.07  # what is compared is of one size
 
 
+def test_shapes() -> None:
+    for name in train.MODELS:
+        config = train._config(name, "smollm2")
+        assert (config.mixer, config.hidden_size, config.vocab_size) == (name, 576, 49152)
+    with pytest.raises(GSAError, match="shape must be one of small, smollm2, got 'big'"):
+        train.train(shape="big")
+
+
 @pytest.mark.usefixtures("_small")
 def test_report() -> None:
     report = train.measure([16, 32], list(train.MODELS), ["fp32"], rounds=1, progress=False)
@@ -96,6 +104,6 @@ def test_mistakes(options: dict, message: str) -> None:
 @pytest.mark.skipif(not measurable(), reason="this system does not tell a process's peak memory")
 def test_memory_holds_model_gradients_and_optimiser() -> None:
     peak = measured_alone(
-        "gsa.bench.train:memory_of_step", {"mixer": "gsa", "T": 16, "precision": "fp32", "threads": 1}
+        "gsa.bench.train:memory_of_step", {"mixer": "gsa", "shape": "small", "T": 16, "precision": "fp32", "threads": 1}
     )["peak"]
     assert peak > 3.5 * 4 * 36e6

@@ -25,6 +25,8 @@ MIXERS: dict[str, dict[str, Any]] = {
     "window": {"mixer": "attention", "window": 5},
     "no window": {"mixer": "attention", "window": 1},
     "hybrid": {"mixer": "gsa,attention(window=4)", "num_slots": 4},
+    "window and slots": {"mixer": "hybrid", "window": 3, "num_sinks": 1, "num_slots": 4},
+    "no sinks": {"mixer": "hybrid", "window": 2, "num_sinks": 0, "num_slots": 4},
 }
 
 

@@ -21,6 +21,7 @@ from tests.ops.isas import ISAS, needs_native, used
 pytestmark = needs_native
 ODD = {"hidden_size": 60, "num_attention_heads": 6}
 """Widths that are no multiples of a vector."""
+SLOTS = {"mixer": "hybrid", "window": 5, "num_sinks": 2, "num_slots": 8}
 VARIANTS: dict[str, tuple[str, dict]] = {
     **{case: (case, {}) for case in CASES},
     **{
@@ -33,6 +34,7 @@ VARIANTS: dict[str, tuple[str, dict]] = {
         for name in ("none", "relu", "relu2", "gelu", "sigmoid", "elu1")
     },
     "gsa, odd": ("gsa", {**ODD, "num_key_value_heads": 3, "num_slots": 37, "conv_size": 2}),
+    "gsa, biases": ("gsa", {"gate_bias": True, "qkv_bias": True, "conv_size": 3}),
     "gsa, constant, odd": ("gsa, constant gate", {**ODD, "num_slots": 5, "output_gate": True}),
     "gsa, no gate, odd": ("gsa, no gate", {**ODD, "num_slots": 5, "feature_map": "t2r"}),
     "gsa, seven queries": ("gsa", {"hidden_size": 56, "num_attention_heads": 7, "num_key_value_heads": 1}),
@@ -54,9 +56,25 @@ VARIANTS: dict[str, tuple[str, dict]] = {
     "attention, all heads": ("attention", {"num_key_value_heads": 4, "qk_norm": True, "qk_norm_eps": 1e-3}),
     "window 1": ("attention, window", {"window": 1}),
     "window 2": ("attention, window", {"window": 2, "num_key_value_heads": 2, "qkv_bias": True}),
+    "hybrid, positions of the window": (
+        "attention",
+        {**SLOTS, "slot_positions": "window", "num_sinks": 0, "num_slots": 40},
+    ),
+    "hybrid, odd": (
+        "attention",
+        {**SLOTS, **ODD, "num_key_value_heads": 1, "num_slots": 37, "window": 3, "qkv_bias": True, "qk_norm": True},
+    ),
+    "hybrid, wide": ("attention", {**SLOTS, "head_dim": 35, "rope_theta": 0.0, "window": 1, "num_sinks": 1}),
+    "hybrid, all heads": (
+        "attention",
+        {**SLOTS, "num_key_value_heads": 4, "num_slots": 5, "slot_router": "gates", "gate_temperature": 0.5},
+    ),
     "pattern": (
         "gsa",
-        {"mixer": "gsa,attention(window=6),mamba,hgrn2,retnet(rope_theta=9),attention", "num_hidden_layers": 6},
+        {
+            "mixer": "gsa,attention(window=6),mamba,hybrid(window=4),hgrn2,retnet(rope_theta=9),attention",
+            "num_hidden_layers": 7,
+        },
     ),
 }
 QUICK = (
@@ -67,6 +85,7 @@ QUICK = (
     "retnet, odd",
     "supra, odd",
     "mamba, odd",
+    "hybrid, odd",
     "pattern",
 )
 EVERY = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS]
@@ -78,8 +97,8 @@ def variant(name: str) -> LM:
     lm = model(case, **more)
     generator = torch.Generator().manual_seed(3)
     for key, x in lm.named_parameters():
-        if key.endswith("bias") or "lower_bounds" in key or "norm" in key:
-            x.data += torch.rand(x.shape, generator=generator)
+        if key.endswith("bias") or "lower_bounds" in key or "norm" in key or "slot_" in key:
+            x.data += torch.rand(x.shape, generator=generator) * (0.1 if x.dim() > 2 else 1)
     return lm
 
 
@@ -186,7 +205,7 @@ def test_every_mixer_is_compared() -> None:
 
 @pytest.mark.parametrize("threads", [2, 3])
 def test_threads_change_nothing(threads: int) -> None:
-    for name in ("gsa, odd", "retnet, odd", "mamba, odd", "attention, odd", "pattern"):
+    for name in ("gsa, odd", "retnet, odd", "mamba, odd", "attention, odd", "hybrid, odd", "pattern"):
         loaded, found = Model.load(variant(name), "fp32"), []
         for count in (1, threads):
             torch.set_num_threads(count)

@@ -36,23 +36,27 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "num_slots": (5,),
     "gate": ("constant", "none", "data"),
     "gate_temperature": (1.5,),
+    "gate_bias": (True,),
     "gate_rank": (3,),
     "gate_clamp": (0.1,),
     "readout": ("softmax", "identity", "swish", "relu", "relu2"),
     "normalise": (False,),
     "decay": ("fixed", "none"),
     "lower_bound": (False,),
-    "feature_map": ("none", "swish", "relu", "relu2", "gelu", "sigmoid", "elu1", "t2r"),
+    "feature_map": ("none", "swish", "relu", "relu2", "gelu", "sigmoid", "elu1", "t2r", "softmax"),
     "value_activation": ("none", "swish", "relu", "relu2", "gelu", "sigmoid", "elu1"),
     "output_activation": ("none", "swish", "relu", "relu2", "gelu", "sigmoid", "elu1"),
     "output_gate": (True, False),
-    "output_norm": ("full", "heads", "none"),
+    "output_norm": ("full", "heads", "none", "sum"),
     "output_norm_eps": (0.5,),
     "scale": (0.37, None),
     "conv_size": (3, 5),
     "conv_bias": (True, False),
     "rope_theta": (0, 50.0),
     "window": (1, 3),
+    "num_sinks": (0, 2),
+    "slot_router": ("softmax", "gates"),
+    "slot_positions": ("window", "own"),
     "qkv_bias": (True,),
     "qk_norm": (True,),
     "qk_norm_eps": (0.5,),
@@ -62,10 +66,13 @@ VALUES: dict[str, tuple[Any, ...]] = {
 }
 # What else must be set so that an option can do something.
 WITH: dict[tuple[str, str], dict[str, Any]] = {
-    ("attention", "num_key_value_heads"): {"num_attention_heads": 4},
-    ("attention", "rms_norm_eps"): {"qk_norm": True},
-    ("attention", "qk_norm_eps"): {"qk_norm": True},
+    **{(name, "num_key_value_heads"): {"num_attention_heads": 4} for name in ("attention", "hybrid")},
+    **{(name, "rms_norm_eps"): {"qk_norm": True} for name in ("attention", "hybrid")},
+    **{(name, "qk_norm_eps"): {"qk_norm": True} for name in ("attention", "hybrid")},
+    **{("hybrid", option): {"window": 2} for option in ("num_sinks", "slot_router", "slot_positions")},
+    ("hybrid", "gate_temperature"): {"window": 2, "slot_router": "gates"},
     **{(name, "conv_bias"): {"conv_size": 3} for name in MIXERS if name != "mamba"},
+    **{(name, "output_norm"): {"feature_map": "relu"} for name in ("gla", "retnet", "supra", "linear")},
     **{(name, "scale"): {"rms_norm_eps": 0.5} for name in MIXERS},  # otherwise the output's norm takes it back
 }
 # What a mixer by itself does not have: the model's own norms, and bounds that layers of a model share.
@@ -84,6 +91,7 @@ def cases(name: str) -> list[tuple[str, Any]]:
         for value in VALUES.get(option, ())
         if value != entry.default
         if value is not None or type(None) in allowed(name, option)
+        if value in (_limits(MIXERS[name].Options)[option].get("names") or (value,))
     ]
 
 
@@ -147,6 +155,17 @@ def test_gate_clamp_of_zero_is_no_limit() -> None:
         randomise(layer)
     x = 100 * torch.randn(2, 12, D)
     assert differs(free(x)[0], clamped(x)[0])
+
+
+def test_slots_of_a_hybrid_begin_at_half_lives_that_the_temperature_does_not_change() -> None:
+    for temperature in (1.0, 8.0, 50.0):
+        gate = mixer("hybrid", hidden_size=D, slot_router="gates", gate_temperature=temperature).slot_router
+        kept = torch.sigmoid(gate.bias.detach().double()) ** (1 / temperature)
+        half_lives = torch.log(torch.tensor(0.5)) / kept[0].log()
+        assert half_lives[0].item() == pytest.approx(16, rel=1e-4)
+        assert half_lives[-1].item() == pytest.approx(1024, rel=1e-4)
+        steps = half_lives.log().diff()
+        assert torch.allclose(steps, steps.mean(), rtol=1e-3)
 
 
 def test_constant_gates_begin_at_time_scales_that_the_temperature_does_not_change() -> None:
@@ -332,7 +351,9 @@ def test_wrong_fields_are_refused_by_name() -> None:
         ("gsa", {"conv_bias": True}, "conv_bias does nothing without conv_size"),
         ("gsa", {"gate": "none", "readout": "relu"}, "readout does nothing with gate none"),
         ("gsa", {"gate": "none", "gate_temperature": 2.0}, "gate_temperature does nothing with gate none"),
+        ("gsa", {"gate": "constant", "gate_bias": True}, "gate_bias does nothing with gate constant"),
         ("gsa", {"output_norm": "none", "output_norm_eps": 0.1}, "output_norm_eps does nothing with output_norm none"),
+        ("gla", {"output_norm": "sum"}, "output_norm sum needs a feature_map that is never negative"),
         ("gsa", {"num_attention_heads": 3}, "num_attention_heads must divide expand_k x hidden_size: 3 .* 32"),
         ("gsa", {"num_key_value_heads": 3}, "num_key_value_heads must divide num_attention_heads: 3 .* 4"),
         ("gsa", {"num_key_value_heads": 8}, "num_key_value_heads must divide num_attention_heads: 8 .* 4"),
@@ -347,6 +368,9 @@ def test_wrong_fields_are_refused_by_name() -> None:
         ("mamba", {"expand": 1e-9}, "expand"),
         ("retnet", {"num_attention_heads": 32}, "rope_theta: rotary positions need heads of even width, got 1"),
         ("abc", {"num_attention_heads": 16}, "rope_theta: rotary positions need heads of even width, got 1"),
+        ("hybrid", {"qk_norm_eps": 0.1}, "qk_norm_eps does nothing without qk_norm"),
+        ("hybrid", {"rope_theta": 0, "slot_positions": "window"}, "slot_positions does nothing with rope_theta 0"),
+        ("hybrid", {"gate_temperature": 2}, "gate_temperature does nothing with slot_router softmax"),
         ("attention", {"head_dim": 7}, "rope_theta: rotary positions need heads of even width, got 7"),
     ],
 )
@@ -450,6 +474,7 @@ def configs(draw: st.DrawFn) -> ModelConfig:
     known = [option for option in ModelConfig.option_names() if any(option in options_of(name) for name in names)]
     # Options that must fit others, or each other, have their tests above.
     fitting = {"num_key_value_heads", "conv_bias", "gate", "output_norm", "qk_norm_eps", "head_dim"}
+    fitting |= {"slot_positions", "gate_temperature"}
     options = {}
     for option in draw(st.lists(st.sampled_from(known), unique=True, max_size=6)):
         if option not in fitting:

@@ -109,16 +109,21 @@ FEATURES: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+def softmaxes(x: Tensor) -> Tensor:
+    return torch.cat([y.exp() / y.exp().sum(-1, keepdim=True) for y in (x, -x)], -1)
+
+
 def projected(p: Parameters, x: Tensor, features: str, heads: int, kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
     """q, k, v: projection, convolution with swish, feature map; keys and values once for every query head."""
-    q, k, v = (x @ p[f"{name}_proj.weight"].T for name in "qkv")
+    q, k, v = (x @ p[f"{name}_proj.weight"].T + p.get(f"{name}_proj.bias", 0) for name in "qkv")
     if "q_conv.weight" in p:
         q, k, v = (swish(convolved(part, p, f"{name}_conv")) for part, name in ((q, "q"), (k, "k"), (v, "v")))
     q, k, v = split(q, heads), split(k, kv_heads), split(v, kv_heads)
     if features == "t2r":
         q, k = (FEATURES["relu"](part @ p["feature_map.layer.weight"].T) for part in (q, k))
     else:
-        q, k = FEATURES[features](q), FEATURES[features](k)
+        apply = softmaxes if features == "softmax" else FEATURES[features]
+        q, k = apply(q), apply(k)
     k, v = (shared(part, heads) for part in (k, v))
     return q, k, v
 
@@ -128,8 +133,15 @@ def shared(x: Tensor, heads: int) -> Tensor:
     return torch.stack([x[:, :, i * x.shape[2] // heads] for i in range(heads)], 2)
 
 
+def counted(v: Tensor, norm: str) -> Tensor:
+    """Values with a 1 behind them, if the sum of weights is wanted."""
+    return torch.cat([v, torch.ones_like(v[..., :1])], -1) if norm == "sum" else v
+
+
 def put_out(p: Parameters, x: Tensor, o: Tensor, norm: str, eps: float) -> Tensor:
     """Norm, gate and projection of the heads' outputs."""
+    if norm == "sum":
+        o = o[..., :-1] / (o[..., -1:] + eps)
     if norm == "heads":
         o = rms_norm(o, p["norm.weight"], eps)
     o = o.flatten(2)
@@ -180,7 +192,7 @@ def gsa_formula(
     if gate == "constant":
         logits = p["gate_logits"].expand(*x.shape[:2], -1, -1)
     else:
-        logits = split(x @ p["f_proj.weight"].T, kv_heads)
+        logits = split(x @ p["f_proj.weight"].T + p.get("f_proj.bias", 0), kv_heads)
     logits = shared(logits, heads)
     if gate == "none":  # ABC's writing: shares of what was written until now, and nothing is forgotten
         g = torch.zeros_like(logits)
@@ -247,6 +259,7 @@ def gla_formula(
 ) -> Tensor:
     heads, kv_heads = num_attention_heads, num_key_value_heads or num_attention_heads
     q, k, v = projected(p, x, feature_map, heads, kv_heads)
+    v = counted(v, output_norm)
     logits = x @ p["gk_proj.0.weight"].T @ p["gk_proj.1.weight"].T + p["gk_proj.1.bias"]
     gk = shared(split((torch.sigmoid(logits) ** (1 / gate_temperature)).log(), kv_heads), heads)
     o = exact("gla").naive_recurrent_gla(rescaled(q, scale), k, v, gk)[0]
@@ -282,8 +295,12 @@ def retention_formula(
     scale: float | None = None,
     **others: Any,
 ) -> Tensor:
-    q, k, v = projected(p, x, feature_map, num_attention_heads, num_key_value_heads or num_attention_heads)
-    q, k = turned(rescaled(q, scale), rope_theta), turned(k, rope_theta)
+    heads, late = num_attention_heads, feature_map == "softmax"  # which comes behind positions
+    q, k, v = projected(p, x, "none" if late else feature_map, heads, num_key_value_heads or heads)
+    q, k = turned(q, rope_theta), turned(k, rope_theta)
+    if late:
+        q, k = softmaxes(q), softmaxes(k)
+    q, v = rescaled(q, scale), counted(v, output_norm)
     if decay == "fixed":
         o = exact("retention").naive_retention(*(part.transpose(1, 2) for part in (q, k, v))).transpose(1, 2)
     else:
@@ -332,6 +349,70 @@ def attention_formula(
     return torch.stack(out, 1) @ p["o_proj.weight"].T
 
 
+def hybrid_formula(
+    p: Parameters,
+    x: Tensor,
+    *,
+    num_attention_heads: int = 1,
+    num_key_value_heads: int | None = None,
+    rope_theta: float = 10000.0,
+    window: int = 64,
+    num_sinks: int = 4,
+    num_slots: int = 64,
+    gate_temperature: float = 8.0,
+    slot_router: str = "softmax",
+    slot_positions: str = "own",
+    qk_norm: bool = False,
+    rms_norm_eps: float = 1e-6,
+    **others: Any,
+) -> Tensor:
+    heads, kv_heads, W, S = num_attention_heads, num_key_value_heads or num_attention_heads, window, num_sinks
+    q, k, v = (x @ p[f"{name}_proj.weight"].T + p.get(f"{name}_proj.bias", torch.zeros(())) for name in "qkv")
+    q, k, v = split(q, heads), split(k, kv_heads), split(v, kv_heads)
+    if qk_norm:
+        q, k = rms_norm(q, p["q_norm.weight"], rms_norm_eps), rms_norm(k, p["k_norm.weight"], rms_norm_eps)
+    logits = torch.einsum("bthc,hmc->bthm", torch.cat([k, v], -1), p["slot_router.weight"]) + p["slot_router.bias"]
+    if slot_router == "softmax":
+        share = logits.softmax(-1)
+        gate = torch.exp(-p["slot_router.log_rate"].exp() * share)
+    else:
+        gate = torch.sigmoid(logits) ** (1 / gate_temperature)
+        share = (1 - gate) / (1 - gate).sum(-1, keepdim=True)
+    scale, own = q.shape[-1] ** -0.5, slot_positions == "own"
+    asking = q + torch.einsum("bthk,hkl->bthl", q, p["slot_query"])
+    near_q, near_k = turned(q, rope_theta), turned(k, rope_theta)
+    # Rows of time that are all of one token are that token at every position.
+    at_last, at_window = (
+        torch.stack([turned(y[:, None].expand(-1, place + 1, -1, -1), rope_theta)[:, -1] for y in part.unbind(1)], 1)
+        for part, place in ((q, W + S - 1), (asking, W))
+    )
+    sink_q = torch.cat([near_q[:, : W + S], at_last[:, W + S :]], 1)
+    slot_q, slot_k = (turned(asking, rope_theta), near_k) if own else (at_window, k)
+
+    keys, values = (x.new_zeros(x.shape[0], kv_heads, num_slots, k.shape[-1]) for _ in range(2))
+    n = x.new_zeros(x.shape[0], kv_heads, num_slots, 1)
+    out = []
+    for t in range(x.shape[1]):
+        left = t - W
+        near, sinks = slice(max(left + 1, 0), t + 1), slice(0, min(max(left + 1, 0), S))
+        seen = [(near_q[:, t], near_k[:, near], v[:, near])]
+        seen += [(sink_q[:, t], near_k[:, sinks], v[:, sinks])]
+        scores = [torch.einsum("bhk,bshk->bhs", y, shared(key, heads)) * scale for y, key, _ in seen]
+        found = [shared(value, heads) for *_, value in seen]
+        if left >= S:
+            a, s = gate[:, left, :, :, None], share[:, left, :, :, None]
+            keys, values = a * keys + s * slot_k[:, left, :, None], a * values + s * v[:, left, :, None]
+            n = a * n + s
+            key, value, log_n = (shared(y.transpose(1, 2), heads) for y in (keys / n, values / n, n.log()))
+            score = torch.einsum("bhk,bmhk->bhm", slot_q[:, t], key) * scale * p["slot_scale"].exp()[:, None]
+            mass = p["slot_mass"][:, None] * log_n[..., 0].transpose(1, 2)
+            scores.append(score + mass + p["slot_bias"][:, None])
+            found.append(value)
+        weights = torch.cat(scores, -1).softmax(-1)
+        out.append(torch.einsum("bhs,bshk->bhk", weights, torch.cat(found, 1)).flatten(1))
+    return torch.stack(out, 1) @ p["o_proj.weight"].T
+
+
 FORMULAS: dict[str, Callable[..., Tensor]] = {
     "gsa": gsa_formula,
     "abc": abc_formula,
@@ -342,6 +423,7 @@ FORMULAS: dict[str, Callable[..., Tensor]] = {
     "linear": partial(retention_formula, feature_map="elu1", decay="none", rope_theta=0),
     "mamba": mamba_formula,
     "attention": attention_formula,
+    "hybrid": hybrid_formula,
 }
 GROUPED = {"num_attention_heads": 4, "num_key_value_heads": 2}
 EPS = {"rms_norm_eps": 0.1}  # so large that a norm in the wrong place, or behind a wrong scale, shows
@@ -354,6 +436,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("gsa", {"conv_size": 4, **EPS}),
     ("gsa", {"conv_size": 3, "conv_bias": True}),
     ("gsa", {"gate_temperature": 0.5}),
+    ("gsa", {"gate_bias": True, "qkv_bias": True, **GROUPED}),
     ("gsa", {"gate": "constant", **GROUPED}),
     ("gsa", {"gate": "none"}),
     ("gsa", {"gate": "none", **GROUPED, **CONV}),
@@ -383,6 +466,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("gla", {"feature_map": "relu", "output_gate": False}),
     ("gla", CONV | EPS),
     ("gla", {"output_norm": "full", "scale": 2.0, **EPS}),
+    ("gla", {"feature_map": "softmax", "output_norm": "sum", **GROUPED}),
+    ("gla", {"feature_map": "relu", "output_norm": "sum", "output_norm_eps": 0.1}),
     ("hgrn2", EPS),
     ("hgrn2", {"num_attention_heads": 3, **EPS}),
     ("hgrn2", {"scale": 0.1, **EPS}),
@@ -391,6 +476,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("retnet", EPS),
     ("retnet", GROUPED | EPS),
     ("retnet", {"decay": "none", **GROUPED}),
+    ("retnet", {"feature_map": "softmax", "output_norm": "sum", **GROUPED}),
     ("retnet", {"rope_theta": 0, "scale": 0.4}),
     ("retnet", GROUPED | CONV),
     ("supra", EPS),
@@ -410,6 +496,11 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("attention", {"qkv_bias": True, **GROUPED}),
     ("attention", {"rope_theta": 0}),
     ("attention", {"rope_theta": 30, "num_attention_heads": 2}),
+    ("hybrid", {"window": 7, "num_sinks": 2, "num_slots": 5, **GROUPED}),
+    ("hybrid", {"window": 4, "num_slots": 3, "slot_router": "gates", "gate_temperature": 0.5, **GROUPED}),
+    ("hybrid", {"window": 5, "num_slots": 3, "slot_positions": "window", **GROUPED}),
+    ("hybrid", {"window": 1, "num_sinks": 0, "num_slots": 2, "rope_theta": 0, "qkv_bias": True, **GROUPED}),
+    ("hybrid", {"window": 9, "num_sinks": 6, "num_slots": 4, "qk_norm": True, **GROUPED, **EPS}),
 ]
 
 

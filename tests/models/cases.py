@@ -21,6 +21,14 @@ CASES: dict[str, dict] = {
     "mamba": {"mixer": "mamba"},
     "attention": {"mixer": "attention", "num_attention_heads": 4, "num_key_value_heads": 2},
     "attention, window": {"mixer": "attention", "num_attention_heads": 4, "window": 5},
+    "hybrid mixer": {
+        "mixer": "hybrid",
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "window": 3,
+        "num_sinks": 1,
+        "num_slots": 4,
+    },
     "hybrid": {
         "mixer": "gsa*2,attention(window=4,num_attention_heads=2)",
         "num_attention_heads": 4,

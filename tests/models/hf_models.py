@@ -24,6 +24,7 @@ MIXERS: dict[str, dict[str, Any]] = {
     "mamba": {"mixer": "mamba", "intermediate_size": None, "ssm_state_size": 4},
     "attention": {"mixer": "attention", "num_attention_heads": 4, "num_key_value_heads": 2},
     "window": {"mixer": "attention", "num_attention_heads": 2, "window": 5},
+    "hybrid mixer": {"mixer": "hybrid", "num_attention_heads": 2, "window": 4, "num_sinks": 2, "num_slots": 8},
     "hybrid": {
         "mixer": "gsa,attention(window=5),mamba",
         "num_hidden_layers": 3,

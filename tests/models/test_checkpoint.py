@@ -221,7 +221,7 @@ def test_loading_imports_no_compiler() -> None:
 
 def test_models_go_by_name_without_the_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of the package, folders and runs; all that a name can be is tested with `find_model`."""
-    monkeypatch.setattr("gsa.train.find._on_hub", lambda name: pytest.fail(f"the Hub was asked for {name}"))
+    monkeypatch.setattr("gsa.train.find.on_hub", lambda name: pytest.fail(f"the Hub was asked for {name}"))
     tiny = load_model("gsa-tiny")
     assert (tiny.config, tiny.lm_head.weight.dtype) == (preset("gsa-tiny"), torch.bfloat16)
     assert LM.from_pretrained("gsa-tiny", dtype=torch.float32).lm_head.weight.dtype == torch.float32

@@ -77,6 +77,7 @@ def check(model: GSAForCausalLM, padded: bool, continued: bool, rows: int, lengt
         ("gsa", True, True, 2),
         ("hybrid", True, True, 2),
         pytest.param("hybrid", False, True, 2, marks=pytest.mark.slow),
+        pytest.param("hybrid mixer", True, True, 2, marks=pytest.mark.slow),
         pytest.param("window", True, False, 2, marks=pytest.mark.slow),
         pytest.param("attention", True, False, 2, marks=pytest.mark.slow),
         pytest.param("mamba", False, False, 1, marks=pytest.mark.slow),

@@ -194,7 +194,7 @@ def test_an_engine_has_what_it_lists_and_nothing_unknown() -> None:
         module = getattr(engines, name)
         assert set(module.__all__) <= known
         assert all(callable(getattr(module, operation)) for operation in module.__all__)
-    assert known - set(engines.triton.__all__) == {"matvec", "selective_scan"}
+    assert known - set(engines.triton.__all__) == {"joined_slots", "matvec", "selective_scan", "window_attention"}
     assert all(set(getattr(engines, name).__all__) == known for name in ("chunk", "native"))
 
 

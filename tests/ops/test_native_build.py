@@ -47,7 +47,17 @@ def sanitized(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def test_under_the_sanitizers(sanitized: dict[str, str]) -> None:
     """The engine's tests with every access and every operation of the library checked."""
     tests = [
-        f"tests/ops/test_{name}.py" for name in ("engines", "native", "linear", "matmul", "selective_scan", "rows")
+        f"tests/ops/test_{name}.py"
+        for name in (
+            "engines",
+            "native",
+            "linear",
+            "matmul",
+            "selective_scan",
+            "rows",
+            "window_and_slots",
+            "native_window_and_slots",
+        )
     ]
     tests += ["tests/mixers/test_convolution.py", "tests/infer/test_compiled_steps.py"]
     # Left out: gradcheck, which calls the same code thousands of times, and what starts other compilers or processes.

@@ -109,17 +109,20 @@ def test_a_structure_that_has_changed_in_python_is_refused(monkeypatch: pytest.M
 def test_without_memory_every_call_raises_the_same_error_and_the_process_goes_on() -> None:
     code = """
 import resource, torch
-from gsa.ops import gated_linear_attention, gated_slot_attention
+from gsa.ops import gated_linear_attention, gated_slot_attention, joined_slots, window_attention
 from gsa.ops.linear import matvec, pack
 from gsa.ops.matmul import matmul
 from gsa.ops.selective_scan import selective_scan
 torch.set_num_threads(1)
 q, k = torch.randn(1, 1, 4096, 64), torch.randn(1, 1, 1, 64)  # so many queries need much room, and little outside
 A, B = -torch.rand(64, 1 << 17), torch.ones(1, 1, 1 << 17)
+n = dict.fromkeys(("slot_scale", "slot_mass", "slot_bias"), torch.zeros(4096))
 weight, x = pack(torch.randn(1, 1 << 21), "bf16"), torch.randn(16, 1 << 21)
 calls = (
     lambda: gated_linear_attention(q, k, k, backend="native"),
     lambda: gated_slot_attention(q, k, k, -k.abs(), backend="native"),
+    lambda: window_attention(q, k, k, window=4, backend="native"),
+    lambda: joined_slots(q, k, k, -k.abs(), k.abs(), q, q[..., 0], **n, backend="native"),
     lambda: selective_scan(k[0], k[0].abs(), A, B, B, backend="native"),
     lambda: matvec(weight, x, backend="native"),
     lambda: matmul(weight, x, compute="bf16-portable"),
@@ -137,6 +140,7 @@ print("it goes on")
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
-    operations = ("gated_linear_attention", "gated_slot_attention", "selective_scan", "matvec", "matmul")
+    slots = ("gated_linear_attention", "gated_slot_attention", "window_attention", "joined_slots")
+    operations = (*slots, "selective_scan", "matvec", "matmul")
     expected = [f"{operation}: the native engine could not get its working memory" for operation in operations]
     assert run.stdout.splitlines() == [*expected, "it goes on"]

@@ -21,7 +21,9 @@ from gsa.ops import (
     gated_linear_attention,
     gated_slot_attention,
     gated_slot_attention_step,
+    joined_slots,
     selective_scan,
+    window_attention,
 )
 from gsa.ops.linear import matvec, pack
 from gsa.ops.native import library
@@ -99,13 +101,17 @@ def test_a_crowd_changes_no_bits(crowd: bool) -> None:
     weight, x = pack(torch.randn(300, 200), "int8"), torch.randn(3, 200)
     q, g = torch.randn(1, 300, 1, 40, requires_grad=True), -torch.rand(1, 300, 1, 24)
     u, B = torch.randn(1, 300, 40), torch.randn(1, 300, 8)
+    one = torch.ones(1, requires_grad=True)
 
     def results() -> list[torch.Tensor]:
         o = gated_slot_attention(q, q, q, g, backend="native")[0]
         linear = gated_linear_attention(q, q, q, backend="native")[0]
         scanned = selective_scan(u, u.abs(), -torch.ones(40, 8), B, B, backend="native")[0]
-        gradients = torch.autograd.grad(o.sum() + linear.sum(), q)
-        return [matvec(weight, x, backend="native"), o.detach(), linear.detach(), scanned, *gradients]
+        near, lse = window_attention(q, q, q, window=50, sinks=(q, q[:, :3], q[:, :3]), backend="native")
+        heads = {"slot_scale": one, "slot_mass": one, "slot_bias": one}
+        joined = joined_slots(q, q, q, g, -g, near, lse, **heads, backend="native")[0]
+        gradients = torch.autograd.grad(o.sum() + linear.sum() + joined.sum(), (q, one))
+        return [matvec(weight, x, backend="native"), *(y.detach() for y in (o, linear, joined)), scanned, *gradients]
 
     torch.set_num_threads(1)
     expected = results()

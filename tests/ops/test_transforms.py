@@ -18,6 +18,7 @@ from gsa.ops import (
     gated_slot_attention_step,
     selective_scan,
     use_backend,
+    window_attention,
 )
 from tests.device import DEVICE
 from tests.ops.cases import ENGINES, INTERPRETED, engines
@@ -53,6 +54,11 @@ def _operations(backend: str) -> dict[str, tuple[Function, Tensor, str]]:
         "linear by gk": (lambda gk: gated_linear_attention(q, k, v, gk=gk, backend=backend)[0], gk, linear),
         "abc by w": (lambda w: attention_with_bounded_memory(q, k, v, w, backend=backend)[0], w, abc),
         "abc by k": (lambda k: attention_with_bounded_memory(q, k, v, w, normalise=True, backend=backend)[0], k, abc),
+        "window by k": (
+            lambda k: window_attention(q, k, v, window=3, sinks=(k, k[:, :2], v[:, :2]), backend=backend)[0],
+            k,
+            "window_attention",
+        ),
         "scan by A": (lambda A: selective_scan(u, dt, A, C, C, backend=backend)[0], A, "selective_scan"),
     }
 

@@ -37,6 +37,12 @@ CASE_FLOPS: dict[str, tuple[float, float]] = {
     "attention": (2 * D * D + 2 * D * 16 + MLP, 4 * D * (1 + 9) / 2),
     # tokens see 1, 2, 3, 4, 5, 5, 5, 5, 5
     "attention, window": (4 * D * D + MLP, 4 * D * 35 / 9),
+    # tokens see 1, 2, 3, 3, ... in the window, the last 6 of 9 see a sink, and the last 5 four slots of two heads of 8,
+    # written by gates with 2 x 4 x 16 weights, asked by 4 queries of 8 behind 8 x 8 weights
+    "hybrid mixer": (
+        2 * D * D + 2 * D * 16 + MLP,
+        4 * D * (24 + 6) / 9 + 5 / 9 * (2 * (2 * 4 * 16 + 4 * 8 * 8) + 4 * 8 * 4 * (2 + 4)),
+    ),
 }
 
 

@@ -198,7 +198,7 @@ def test_what_is_not_there_is_said_alike_by_all(
 
 
 def test_a_name_that_is_nearly_one_of_the_package_asks_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gsa.train.find._on_hub", lambda name: pytest.fail("the Hub was asked"))
+    monkeypatch.setattr("gsa.train.find.on_hub", lambda name: pytest.fail("the Hub was asked"))
     with pytest.raises(GSAError, match="did you mean gsa-tiny"):
         find_model("gsa-tinny")
 

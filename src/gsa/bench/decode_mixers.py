@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from gsa.infer import Model
     from gsa.infer.runner import Runner
     from gsa.models import ModelConfig, ModelState
+    from gsa.ops.weights import PackedWeight
 
 CONTEXT = 2048
 """Tokens that attention has in its cache."""
@@ -61,12 +62,15 @@ def _measured(model: Model, quick: bool, seconds: float) -> dict[str, Any]:
     here, state = make_runner(model, 1), None
     step = decode_model.token(here, [0])
     contenders: dict[str, Callable[[], object]] = {"products": Products(*decode_model.products_of(model))}
-    if model.state_bytes is None:
+    if model.config.mixer == "hybrid":
+        here.put(0, _worn(here))
+        contenders["slots"] = Products(_slot_matrices(model), "fp32")
+    elif model.state_bytes is None:
         state = _read(here, 128 if quick else CONTEXT)
         step = _at(here, state, step)
         contenders["cache"] = Reader([layer[part] for layer in state.layers for part in ("k", "v")])
     best = race({"token": step, **contenders}, seconds)
-    bound = best["products"] + best.get("cache", 0.0)
+    bound = sum(time for name, time in best.items() if name != "token")
     return {
         "tokens_per_second": 1 / best["token"],
         "bound": 1 / bound,
@@ -85,6 +89,30 @@ def _read(here: Runner, tokens: int) -> ModelState:
         parts = {name: torch.randn(1, tokens, *x.shape[2:]) for name, x in layer.items() if name != "position"}
         layers.append({**parts, "position": torch.tensor([tokens])})
     return type(empty)(layers)
+
+
+def _slot_matrices(model: Model) -> list[PackedWeight]:
+    """Those of `hybrid` that are no linear layers, in the format that decoding reads."""
+    from gsa.mixers.hybrid import Hybrid
+    from gsa.ops.weights import pack
+
+    format = "fp32" if model.weights == "fp32" else "bf16"
+    mixers = [block.mixer for block in model.lm.model.layers if isinstance(block.mixer, Hybrid)]
+    return [pack(x.flatten(0, 1), format) for mixer in mixers for x in (mixer.slot_router.weight, mixer.slot_query)]
+
+
+def _worn(here: Runner) -> ModelState:
+    """A state of a random model with a full window behind it, and slots that were written to."""
+    import torch
+
+    state = here.model.init_state()
+    for layer in state.layers:
+        for name, x in layer.items():
+            if name == "position":
+                x.fill_(CONTEXT)
+            else:
+                x.copy_(torch.rand(x.shape))
+    return state
 
 
 def _at(here: Runner, state: ModelState, step: Callable[[], object]) -> Callable[[], object]:

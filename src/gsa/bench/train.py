@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gsa.bench.arguments import listed, listed_numbers, prepare
 from gsa.errors import GSAError
 from gsa.table import Column, Table, show
+from gsa.terminal import quoted
 
 if TYPE_CHECKING:
     from gsa.models import LM, ModelConfig
@@ -24,8 +25,10 @@ MODELS: dict[str, dict[str, Any]] = {
     "supra": {"num_attention_heads": 4},
     "linear": {"num_attention_heads": 4},
     "mamba": {"num_hidden_layers": 16},
+    "hybrid": {"num_attention_heads": 8},
 }
 SIZES = {"hidden_size": 512, "num_hidden_layers": 8, "vocab_size": 8192}
+SHAPES = ("small", "smollm2")
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,7 @@ class Row:
 def train(
     lengths: str = "2048,8192",
     mixers: str = "all",
+    shape: str = "small",
     precision: str = "auto",
     threads: int | None = None,
     rounds: int = 3,
@@ -60,11 +64,13 @@ def train(
 
     8 layers of width 512 (16 without MLPs for Mamba), a vocabulary of 8192, one sequence, AdamW. All models take turns,
     and times are the best of several; peak memory is that of a process that does one step alone. The products that a
-    step is compared with are those of T x 512 by 512 x 1408, forward and backward; FLOPs are counted as in training.
+    step is compared with are those of a layer's MLP, T x 512 by 512 x 1408, forward and backward; FLOPs are counted as
+    in training. The shape of SmolLM2-135M, all heads and slots as `gsa bench prefill` has them, is another choice.
 
     Args:
         lengths: Lengths of the sequence, with commas between.
         mixers: Mixers to measure, with commas between, or `all`. Attention is always among them.
+        shape: Of the models, small or smollm2.
         precision: Of the passes, fp32, bf16, or auto: bf16 where the CPU has units for it. Several with commas between
             are measured beside each other.
         threads: Threads of torch; its own choice by default.
@@ -77,9 +83,11 @@ def train(
     chosen = list(dict.fromkeys(["attention", *listed("mixers", mixers, MODELS, {"all": MODELS})]))
     numbers = listed_numbers("lengths", lengths, least=2)
     precisions = _precisions(precision)
+    if shape not in SHAPES:
+        raise GSAError(f"bench: shape must be one of {', '.join(SHAPES)}, got {quoted(shape)}")
     prepare("bench", json=json, markdown=markdown, threads=threads, rounds=rounds)
     keep_large_blocks()  # as `gsa train` does
-    report = measure(numbers, chosen, precisions, rounds, progress=not json)
+    report = measure(numbers, chosen, precisions, rounds, progress=not json, shape=shape)
     show(report, [speed_table(report)], json=json, markdown=markdown)
 
 
@@ -97,7 +105,7 @@ def _precisions(text: str) -> list[str]:
 
 
 def measure(
-    lengths: list[int], mixers: list[str], precisions: list[str], rounds: int, progress: bool
+    lengths: list[int], mixers: list[str], precisions: list[str], rounds: int, progress: bool, shape: str = "small"
 ) -> dict[str, Any]:
     """All numbers of the benchmark."""
     import torch
@@ -110,19 +118,17 @@ def measure(
 
     threads, rows = torch.get_num_threads(), []
     rates: list[dict[str, Any]] = []
+    wide, mlp = _config("gsa", shape).hidden_size, _config("gsa", shape).mlp_width
     with Console(stderr=True, quiet=not progress).status("measuring") as status:
         for T in lengths:
             status.update(f"training steps, T = {T}")
-            models = {name: _model(name) for name in mixers}
+            models = {name: _model(name, shape) for name in mixers}
             steps = {
                 f"{name} {precision}": stepper(model, T, precision)
                 for name, model in models.items()
                 for precision in precisions
             }
-            products = {
-                precision: product_rate(T, SIZES["hidden_size"], _config("gsa").mlp_width, PRECISIONS[precision])
-                for precision in precisions
-            }
+            products = {precision: product_rate(T, wide, mlp, PRECISIONS[precision]) for precision in precisions}
             best = race({**steps, **products}, 0.0, rounds)
             sizes = {name: model.num_parameters for name, model in models.items()}
             del models, steps
@@ -130,7 +136,7 @@ def measure(
                 rates.append({"T": T, "precision": precision, "flops": rate()})
                 for name in mixers:
                     status.update(f"peak memory, {name}, T = {T}")
-                    setting = {"mixer": name, "T": T, "precision": precision, "threads": threads}
+                    setting = {"mixer": name, "shape": shape, "T": T, "precision": precision, "threads": threads}
                     peak = measured_alone("gsa.bench.train:memory_of_step", setting)["peak"] if measurable() else None
                     seconds = best[f"{name} {precision}"]
                     rows.append(
@@ -142,7 +148,7 @@ def measure(
                             seconds,
                             T / seconds,
                             best[f"attention {precision}"] / seconds,
-                            flops_per_token(_config(name), T) * T / seconds / rates[-1]["flops"],
+                            flops_per_token(_config(name, shape), T) * T / seconds / rates[-1]["flops"],
                             peak,
                         )
                     )
@@ -150,24 +156,29 @@ def measure(
         "threads": threads,
         "torch": torch.__version__,
         "cpu": torch.backends.cpu.get_cpu_capability(),
+        "shape": shape,
+        "product": [wide, mlp],
         "products": rates,
         "rows": [asdict(row) for row in rows],
     }
 
 
-def _config(name: str) -> ModelConfig:
+def _config(name: str, shape: str = "small") -> ModelConfig:
+    from gsa.bench.decode_mixers import shape_of
     from gsa.models import ModelConfig
 
+    if shape == "smollm2":
+        return shape_of(name, quick=False)
     return ModelConfig(mixer=name, **{**SIZES, **MODELS[name]})
 
 
-def _model(name: str) -> LM:
+def _model(name: str, shape: str = "small") -> LM:
     import torch
 
     from gsa.models import LM
 
     torch.manual_seed(0)
-    return LM(_config(name))
+    return LM(_config(name, shape))
 
 
 def stepper(model: LM, T: int, precision: str = "fp32") -> Callable[[], float]:
@@ -202,7 +213,7 @@ def memory_of_step(setting: dict[str, Any]) -> dict[str, int]:
     torch.randn(64, 64) @ torch.randn(64, 64)  # starts threads, which is not the step's memory
     before = resident()
     forget_peak()
-    stepper(_model(setting["mixer"]), setting["T"], setting["precision"])()
+    stepper(_model(setting["mixer"], setting["shape"]), setting["T"], setting["precision"])()
     return {"peak": peak() - before}
 
 
@@ -222,10 +233,13 @@ def speed_table(report: dict[str, Any]) -> Table:
     rates = ", ".join(
         f"{rate['flops'] / 1e9:.0f} GFLOP/s ({rate['precision']}, T = {rate['T']})" for rate in report["products"]
     )
+    wide, mlp = report["product"]
     notes = [
         "a step is forward, backward and AdamW; speed-up: attention's time over this one's",
-        f"of products: the step's FLOP/s over those of T x 512 by 512 x 1408, forward and backward: {rates}",
+        f"of products: the step's FLOP/s over those of T x {wide} by {wide} x {mlp}, forward and backward: {rates}",
         "peak: memory of model, optimiser and step, in a process of its own",
         f"{report['threads']} threads, {report['cpu']}, torch {report['torch']}",
     ]
-    return Table("Training steps, one sequence", columns, report["rows"], notes)
+    title = "Training steps, one sequence"
+    title += ", the shape of SmolLM2-135M" if report["shape"] == "smollm2" else ""
+    return Table(title, columns, report["rows"], notes)

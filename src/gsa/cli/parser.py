@@ -18,7 +18,7 @@ from gsa.terminal import shortened
 
 SHORT = {"--max_tokens": "-n"}
 """Options that have a short name too."""
-MAY_BE_LEFT_OUT = {"generate": "prompt", "evaluate": "model"}
+MAY_BE_LEFT_OUT = {"generate": ("prompt",), "evaluate": ("model",), "convert": ("source", "out")}
 """Positional arguments that have a default, by the function of the verb."""
 WITH_RECIPES = ("TrainSettings",)
 """Classes of settings that the package has recipes for."""
@@ -61,7 +61,7 @@ class Parser(ArgumentParser):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self._fields: Any = None  # the class of settings whose fields are being added
-        self._optional: str | None = None  # the positional argument that may be left out
+        self._optional: tuple[str, ...] = ()  # positional arguments that may be left out
         self._needed: set[str] = set()  # jsonargparse takes `required` away while it parses
         super().__init__(*args, formatter_class=Formatter, print_config="--print-config", **options)
 
@@ -82,7 +82,7 @@ class Parser(ArgumentParser):
 
     def add_function_arguments(self, function: Any, *args: Any, **options: Any) -> Any:
         self.description = _told(function)
-        self._optional = MAY_BE_LEFT_OUT.get(function.__name__)
+        self._optional = MAY_BE_LEFT_OUT.get(function.__name__, ())
         return super().add_function_arguments(function, *args, **options)
 
     def add_argument(self, *names: Any, **options: Any) -> Any:
@@ -94,8 +94,8 @@ class Parser(ArgumentParser):
         if hint in (bool, bool | None):
             options.pop("type", None)
             options["action"] = ActionYesNo(yes_prefix="", no_prefix="no-")
-        if self._optional is not None and names == (f"--{self._optional}",):
-            names, options["nargs"] = (self._optional,), "?"
+        if names[0].removeprefix("--") in self._optional:
+            names, options["nargs"] = (names[0].removeprefix("--"),), "?"
         positional = not names[0].startswith("-")
         name = names[0].lstrip("-")
         if hint in (list[str], list[str] | None):

@@ -9,10 +9,10 @@ from ctypes import c_int64, c_void_p, cast
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from gsa.errors import GSAError
-from gsa.infer.compiled_layers import Layer
-from gsa.infer.compiled_parts import PADDING, padded
+from gsa.infer.compiled_parts import PADDING, Cached, Parts, padded
 from gsa.mixers.base import State
 from gsa.ops.memory import address
 from gsa.ops.native.structs import CACHE_BLOCK, MAX_COLUMNS, GsaBlock
@@ -23,14 +23,14 @@ UNLIMITED = 1 << 62
 class Cache:
     """For each place a ring of slots: the token at position p lies in slot p mod capacity.
 
-    A ring that is full grows to twice its size; that of a window only until it holds what a token sees beside the
+    A ring that is full grows to twice its size; that of a window only until it holds what a token needs beside the
     tokens of one call. C++ finds the rings through tables.
     """
 
-    def __init__(self, layer: Layer, places: int, positions: Tensor):
-        heads, window = layer.block.heads, layer.window
-        self.H, self.K, self.window = int(heads.heads), int(heads.key_width), window
-        self._most = UNLIMITED if window is None else _blocks(window - 1 + MAX_COLUMNS) * CACHE_BLOCK
+    def __init__(self, layer: Parts, cached: Cached, places: int, positions: Tensor):
+        heads, held = layer.block.heads, cached.held
+        self.H, self.K, self._cached = int(heads.heads), int(heads.key_width), cached
+        self._most = UNLIMITED if held is None else _blocks(held + MAX_COLUMNS) * CACHE_BLOCK
         self._positions = positions
         self._rings = [torch.empty(0, dtype=torch.float32, device="cpu")] * places
         self._where, self._capacities, self._begins = (c_void_p * places)(), (c_int64 * places)(), (c_int64 * places)()
@@ -40,34 +40,42 @@ class Cache:
         tables = (self._where, self._capacities, self._begins)
         block.cache.caches, block.cache.capacities, block.cache.begins = (cast(x, c_void_p).value for x in tables)
 
-    def put(self, place: int, keys: Tensor, values: Tensor, position: int) -> None:
-        """Keys and values [S, H, K] of the tokens before a position, of which those in use stand last."""
+    def put(self, place: int, state: State) -> None:
+        """Keys and values [1, S, H, K] of the tokens before a position, of which those in use stand last."""
+        keys, values = state[self._cached.keys][0], state[self._cached.values][0]
+        position = int(state["position"][0])
         if not 0 <= position < UNLIMITED:
             raise GSAError(f"state: expected a count of tokens as the position of attention, got {position}")
         count = min(position, keys.shape[0])
         self._fill(place, keys[keys.shape[0] - count :], values[values.shape[0] - count :], position, count)
 
     def take(self, place: int) -> State:
-        """The state of a place, as the mixer has it."""
-        position, count = self._held(place)
-        blocks, lanes = self._slots(place, position, count)
-        keys, values = (x[blocks, lanes][None] for x in self._views(place))
-        return {"k": keys, "v": values, "position": torch.tensor([position], device="cpu")}
+        """Keys and values of a place, as the mixer has them."""
+        cached, (keys, values) = self._cached, self._rows(place)
+        if cached.filled:
+            assert cached.held is not None
+            keys, values = (F.pad(x, (0, 0, 0, 0, cached.held - x.shape[0], 0)) for x in (keys, values))
+        return {cached.keys: keys[None], cached.values: values[None]}
 
     def reserve(self, place: int, tokens: int) -> int:
         """Makes room for so many tokens, of which at most 16 come at a time, and tells how many there is room for."""
         position, count = self._held(place)
         needed = min(count + tokens, self._most)
         if needed > self._capacities[place]:
-            state = self.take(place)
-            self._fill(place, state["k"][0], state["v"][0], position, needed)
+            self._fill(place, *self._rows(place), position, needed)
         return UNLIMITED if self._capacities[place] == self._most else self._capacities[place] - count
 
     def _held(self, place: int) -> tuple[int, int]:
         """Tokens that a place has seen, and of how many it holds keys and values that a later token can see."""
         position = int(self._positions[place])
         count = position - self._begins[place]
-        return position, count if self.window is None else min(count, self.window - 1)
+        return position, count if self._cached.held is None else min(count, self._cached.held)
+
+    def _rows(self, place: int) -> tuple[Tensor, Tensor]:
+        """Copies of the keys and values [S, H, K] of a place."""
+        blocks, lanes = self._slots(place, *self._held(place))
+        keys, values = (x[blocks, lanes] for x in self._views(place))
+        return keys, values
 
     def _fill(self, place: int, keys: Tensor, values: Tensor, position: int, needed: int) -> None:
         """Keys and values [S, H, K] of the last tokens before a position, in a ring of at least so many slots."""

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from gsa.errors import GSAError
-from gsa.infer.compiled_parts import NOWHERE, Parts, function_code, packed_weight
+from gsa.infer.compiled_hybrid import window_sinks_and_slots
+from gsa.infer.compiled_parts import NOWHERE, Cached, Parts, function_code, packed_weight
 from gsa.mixers.abc import BoundedMemoryAttention
 from gsa.mixers.activations import log_forget_gate
 from gsa.mixers.attention import Attention
@@ -21,6 +22,7 @@ from gsa.mixers.gla import GatedLinearAttention
 from gsa.mixers.gsa import GatedSlotAttention
 from gsa.mixers.heads import HeadMixer
 from gsa.mixers.hgrn2 import HGRN2
+from gsa.mixers.hybrid import Hybrid
 from gsa.mixers.mamba import Mamba
 from gsa.mixers.retention import SUPRA, LinearAttention, Retention, head_decay
 from gsa.mixers.shared import shared_inputs
@@ -33,7 +35,7 @@ class Layer(Parts):
 
     def __init__(self, block: Block, shared: Tensor | None, frequencies: Frequencies):
         super().__init__()
-        self.mixer, self.frequencies = block.mixer, frequencies
+        self.frequencies = frequencies
         self.state_names = list(block.mixer.init_state(0))
         describe = DESCRIBED.get(type(block.mixer))
         if describe is None:
@@ -45,11 +47,6 @@ class Layer(Parts):
             for name in ("gate", "up", "down"):
                 setattr(mlp, name, packed_weight(getattr(block.mlp, f"{name}_proj")).matrix())
             mlp.norm, mlp.epsilon = self.norm(block.mlp_norm)
-
-    @property
-    def window(self) -> int | None:
-        """Tokens that attention over a cache sees."""
-        return getattr(self.mixer.options, "window", None)
 
     def turn(self, theta: float, width: int) -> None:
         """Rotary positions of heads so wide, unless theta is 0."""
@@ -107,6 +104,8 @@ def _output(
 def _head_mixer(layer: Layer, mixer: HeadMixer, values: str = "none", function: str = "none") -> None:
     """Projections, convolutions, feature maps and output, which all mixers of this class have."""
     options, h = mixer.options, layer.block.heads
+    if options.output_norm not in NORM_CODES:
+        raise GSAError(f"its output_norm is {options.output_norm}, which is not compiled")
     feature: Any = mixer.feature_map.activation
     if mixer.feature_map.layer is not None:  # then the function, relu, comes behind its matrix
         feature = "none"
@@ -229,6 +228,19 @@ def _mamba(layer: Layer, mixer: Mamba, shared: Tensor | None) -> None:
 
 
 def _attention(layer: Layer, mixer: Attention, shared: Tensor | None) -> None:
+    _attention_heads(layer, mixer)
+    window = mixer.options.window
+    layer.block.kind, layer.block.cache.window = MEMORY_CODES["cache"], window or 0
+    layer.cached = Cached("k", "v", None if window is None else window - 1, filled=False)
+
+
+def _hybrid(layer: Layer, mixer: Hybrid, shared: Tensor | None) -> None:
+    _attention_heads(layer, mixer)
+    window_sinks_and_slots(layer, mixer)
+
+
+def _attention_heads(layer: Layer, mixer: Attention | Hybrid) -> None:
+    """Projections, norms, rotary positions and output."""
     options, h = mixer.options, layer.block.heads
     for name in ("q", "k", "v"):
         setattr(h, name, layer.product(getattr(mixer, f"{name}_proj")))
@@ -238,7 +250,6 @@ def _attention(layer: Layer, mixer: Attention, shared: Tensor | None) -> None:
         h.key_norm, _ = layer.norm(mixer.k_norm)
     layer.turn(options.rope_theta, options.key_width)
     layer.count_positions()
-    layer.block.kind, layer.block.cache.window = MEMORY_CODES["cache"], options.window or 0
     _output(layer, mixer, h.o)
 
 
@@ -252,5 +263,6 @@ DESCRIBED: dict[type[Mixer], Callable[[Layer, Any, Tensor | None], None]] = {
     HGRN2: _hgrn2,
     Mamba: _mamba,
     Attention: _attention,
+    Hybrid: _hybrid,
 }
 """How a mixer of each class is described."""

@@ -91,6 +91,18 @@ class Kept:
         return x.float() if x.is_floating_point() else x
 
 
+@dataclass(frozen=True)
+class Cached:
+    """Keys and values of the last tokens: names in the mixer's state, and how many."""
+
+    keys: str
+    values: str
+    held: int | None
+    """Tokens that a later one needs; None: all."""
+    filled: bool
+    """Whether the mixer always has so many, zeros where there was none yet."""
+
+
 def blocks(x: Tensor, rows: int, width: int) -> list[Tensor]:
     """Memories [..., rows * padded width] as [..., rows, blocks, columns]: all whole blocks, and the rest if any."""
     whole = width // MEMORY_BLOCK * MEMORY_BLOCK
@@ -120,6 +132,7 @@ class Parts:
     def __init__(self) -> None:
         self.block, self._products = GsaBlock(), list[GsaProduct]()
         self.kept: dict[str, Kept] = {}
+        self.cached: Cached | None = None
         self.block.output.gate = self.block.memory.decay = self.block.memory.write = NOWHERE
         self._alive: list[object] = []
 
@@ -135,14 +148,14 @@ class Parts:
 
     def numbers(self, name: str, x: Tensor) -> int:
         """Where the numbers of a tensor begin, which is kept from now on."""
-        assert x.dtype in (torch.float32, torch.float64)
+        assert x.dtype in (torch.float32, torch.float64, torch.bfloat16)
         assert x.is_contiguous()
         self._alive.append(x)
         return address(name, x)
 
-    def rows(self, name: str, x: Tensor) -> int:
-        """The same for a copy in fp32 whose last dimension is padded; what comes behind may be read and is not used."""
-        wide = F.pad(x.detach().float(), (0, padded(x.shape[-1]) - x.shape[-1]))
+    def rows(self, name: str, x: Tensor, dtype: torch.dtype = torch.float32) -> int:
+        """The same for a copy whose last dimension is padded; what comes behind may be read and is not used."""
+        wide = F.pad(x.detach().to(dtype), (0, padded(x.shape[-1]) - x.shape[-1]))
         return self.numbers(name, F.pad(wide.flatten(), (0, PADDING)))
 
     def matrix(self, name: str, x: Tensor) -> int:

@@ -12,7 +12,7 @@ from gsa.infer.compiled_layers import Layer
 from gsa.mixers.base import State
 from gsa.models.state import ModelState
 from gsa.ops.memory import address
-from gsa.ops.native.structs import MEMORY_CODES, GsaBlock
+from gsa.ops.native.structs import GsaBlock
 
 
 class States:
@@ -72,8 +72,8 @@ class LayerStates:
             for name, kept in layer.kept.items()
         }
         self.cache = None
-        if layer.block.kind == MEMORY_CODES["cache"]:
-            self.cache = Cache(layer, places, self._kept["position"])
+        if layer.cached is not None:
+            self.cache = Cache(layer, layer.cached, places, self._kept["position"])
         self.lie_below(layer)
 
     def lie_below(self, layer: Layer) -> None:
@@ -90,13 +90,13 @@ class LayerStates:
     def put(self, place: int, state: State) -> None:
         """Copies a state [1, ...] of the mixer to a place."""
         if self.cache is not None:
-            self.cache.put(place, state["k"][0], state["v"][0], int(state["position"][0]))
-            return
+            self.cache.put(place, state)
         for name, kept in self._layer.kept.items():
             kept.put(self._kept[name][place], state[name][0])
 
     def take(self, place: int) -> State:
         """A copy of the state in a place, as the mixer has it."""
-        if self.cache is not None:
-            return self.cache.take(place)
-        return {name: self._layer.kept[name].take(self._kept[name][place])[None] for name in self._layer.state_names}
+        found = {} if self.cache is None else self.cache.take(place)
+        for name, kept in self._layer.kept.items():
+            found[name] = kept.take(self._kept[name][place])[None]
+        return {name: found[name] for name in self._layer.state_names}

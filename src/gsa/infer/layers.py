@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from gsa.infer.dense import DenseEmbedding, DenseLinear
 from gsa.mixers.activations import FeatureMap
+from gsa.mixers.hybrid import Hybrid
 from gsa.mixers.norm import RMSNorm
 from gsa.models.backbone import AddedSwiGLU, SwiGLU
 from gsa.ops.linear import MAX_COLUMNS, matvec
@@ -136,6 +137,9 @@ def use_packed_layers(lm: Any, format: str, compute: str) -> int:
     for block in lm.model.layers:
         if block.mlp is not None:
             block.mlp = InferenceSwiGLU(block.mlp)
+        if isinstance(block.mixer, Hybrid) and format != "fp32":
+            for x in (block.mixer.slot_router.weight, block.mixer.slot_query):  # bf16 is what decoding reads
+                x.data = x.data.bfloat16().float()
     return sum(weight.nbytes for weight in weights)
 
 

@@ -118,12 +118,14 @@ class Model:
     def state_kinds(self, tokens: int) -> dict[str, Kind]:
         """Dtype and shape of the tensors of a state after so many tokens, by the names they have in a file."""
         found = {}
-        for i, (options, layer) in enumerate(zip(self.config.layers, self.init_state().layers, strict=True)):
-            window = getattr(options, "window", None)
-            cached = tokens if window is None else min(tokens, window - 1)
+        for i, (block, layer) in enumerate(zip(self.lm.model.layers, self.init_state().layers, strict=True)):
+            cached = 0
+            if block.mixer.grows:
+                window = getattr(block.mixer.options, "window", None)
+                cached = tokens if window is None else min(tokens, window - 1)
             for name, x in layer.items():
                 dtype, shape = kind_of(x)
-                # A size of 0 at the start is that of a cache, which grows.
+                # A size of 0 at the start of what grows is that of a cache.
                 found[f"layers.{i}.{name}"] = Kind(dtype, tuple(size or cached for size in shape))
         return found
 

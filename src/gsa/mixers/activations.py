@@ -33,6 +33,15 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "elu1": _elu1,
 }
 FEATURE_MAPS = (*ACTIVATIONS, "t2r")
+SOFTMAX = "softmax"
+"""A feature map of twice as many features, none negative, as Hedgehog has it: softmax(x), and softmax(-x) behind it."""
+NOT_NEGATIVE = ("relu", "relu2", "sigmoid", "elu1", "t2r", SOFTMAX)
+
+
+def both_softmaxes(x: Tensor) -> Tensor:
+    """[.., 2 K] of x [.., K], in fp32 at least within."""
+    wide = x.to(compute_dtype(x.dtype))
+    return torch.cat([wide.softmax(-1), (-wide).softmax(-1)], -1).to(x.dtype)
 
 
 class FeatureMap(nn.Module):
@@ -41,7 +50,8 @@ class FeatureMap(nn.Module):
     def __init__(self, name: str, width: int):
         super().__init__()
         self.layer = nn.Linear(width, width, bias=False) if name == "t2r" else None
-        self.activation = F.relu if name == "t2r" else ACTIVATIONS[name]
+        named: dict[str, Callable[[Tensor], Tensor]] = {"t2r": F.relu, SOFTMAX: both_softmaxes}
+        self.activation = named[name] if name in named else ACTIVATIONS[name]
 
     def forward(self, x: Tensor) -> Tensor:
         return self.activation(x if self.layer is None else self.layer(x))

@@ -67,8 +67,9 @@ class Attention(Mixer):
     A row that has seen fewer tokens than S begins with unused places; `position` [N] counts what it has seen.
     """
 
-    Options = AttentionOptions
+    Options: ClassVar[type[AttentionOptions]] = AttentionOptions
     options: AttentionOptions
+    grows = True
 
     def __init__(self, options: AttentionOptions):
         super().__init__(options)
@@ -82,13 +83,17 @@ class Attention(Mixer):
             self.q_norm = RMSNorm(K, eps)
             self.k_norm = RMSNorm(K, eps)
 
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [B, T, HQ, K], keys and values [B, T, H, K], before rotary positions."""
+        options = self.options
+        q, k, v = (proj(x).unflatten(-1, (-1, options.key_width)) for proj in (self.q_proj, self.k_proj, self.v_proj))
+        return (self.q_norm(q), self.k_norm(k), v) if options.qk_norm else (q, k, v)
+
     def mix(
         self, x: Tensor, state: State | None, sequences: Sequences, return_state: bool = True
     ) -> tuple[Tensor, State | None]:
         options = self.options
-        q, k, v = (proj(x).unflatten(-1, (-1, options.key_width)) for proj in (self.q_proj, self.k_proj, self.v_proj))
-        if options.qk_norm:
-            q, k = self.q_norm(q), self.k_norm(k)
+        q, k, v = self.project(x)
         q, k, _ = options.turn(q, k, state, sequences)
         seen = None if state is None else state["position"]
         now = sequences.lengths() if seen is None else seen + sequences.lengths()

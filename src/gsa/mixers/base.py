@@ -55,6 +55,8 @@ class Mixer(nn.Module, ABC):
     """The last matrix, back to the model width."""
     with_mlp: ClassVar[bool] = True
     """Whether a block has an MLP behind this mixer."""
+    grows: ClassVar[bool] = False
+    """Whether its state grows with the sequence: then sizes that are 0 in a fresh state may be any."""
 
     def __init__(self, options: Any):
         super().__init__()
@@ -171,16 +173,18 @@ class Mixer(nn.Module, ABC):
             if (
                 not isinstance(x, Tensor)
                 or x.dim() != len(shape)
-                or any(have != want for have, want in zip(x.shape[1:], shape[1:], strict=True) if want)
+                or any(
+                    have != want for have, want in zip(x.shape[1:], shape[1:], strict=True) if want or not self.grows
+                )
             ):
-                sizes = ", ".join(["N", *(str(size or "time") for size in shape[1:])])
+                sizes = ", ".join(["N", *("time" if self.grows and not size else str(size) for size in shape[1:])])
                 raise GSAError(f"{name}: state[{key!r}] must be a tensor [{sizes}], got {describe(x)}")
             if x.shape[0] != sequences:
                 raise GSAError(f"{name}: state[{key!r}] is of {x.shape[0]} sequences, there are {sequences}")
 
     @cached_property
     def _state_shapes(self) -> dict[str, torch.Size]:
-        """Shapes of the tensors of a state; a size of 0 is one that grows."""
+        """Shapes of the tensors of a state."""
         return {key: x.shape for key, x in self.init_state(0).items()}
 
 

@@ -43,11 +43,19 @@ class ConvolutionOptions(Options):
 class Projections:
     """For a mixer with `{name}_proj` matrices: the convolutions `{name}_conv` behind them, and what those keep."""
 
-    def __init__(self, mixer: nn.Module, options: ConvolutionOptions, widths: dict[str, int], activation: str):
+    def __init__(
+        self,
+        mixer: nn.Module,
+        options: ConvolutionOptions,
+        widths: dict[str, int],
+        activation: str,
+        *,
+        bias: bool = False,
+    ):
         self.names = tuple(widths)
         self.convolved = options.conv_size > 0
         for name, width in widths.items():
-            mixer.add_module(f"{name}_proj", nn.Linear(options.hidden_size, width, bias=False))
+            mixer.add_module(f"{name}_proj", nn.Linear(options.hidden_size, width, bias=bias))
             if self.convolved:
                 conv = ShortConvolution(width, options.conv_size, options.conv_bias, activation)
                 mixer.add_module(f"{name}_conv", conv)

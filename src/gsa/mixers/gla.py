@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from gsa.mixers.activations import log_forget_gate
 from gsa.mixers.base import MAX_WIDTH, Mixer, State
-from gsa.mixers.heads import HeadMixer, HeadOptions
+from gsa.mixers.heads import HeadMixer, LinearMemoryOptions
 from gsa.mixers.sequences import Sequences
 from gsa.ops import gated_linear_attention
 from gsa.ops.state import compute_dtype
@@ -21,7 +21,7 @@ from gsa.options import number
 
 
 @dataclass(frozen=True, kw_only=True)
-class GLAOptions(HeadOptions):
+class GLAOptions(LinearMemoryOptions):
     """Options of gated linear attention."""
 
     gate_rank: int = number(16, least=1, most=MAX_WIDTH)
@@ -42,7 +42,7 @@ class GatedLinearAttention(HeadMixer):
 
     def __init__(self, options: GLAOptions):
         super().__init__(options)
-        width = options.kv_heads * options.key_width
+        width = options.kv_heads * options.feature_width
         self.gk_proj = nn.Sequential(
             nn.Linear(options.hidden_size, options.gate_rank, bias=False), nn.Linear(options.gate_rank, width)
         )
@@ -51,19 +51,20 @@ class GatedLinearAttention(HeadMixer):
         self, x: Tensor, state: State | None, sequences: Sequences, return_state: bool = True
     ) -> tuple[Tensor, State | None]:
         q, k, v, left = self.project(x, state, sequences, return_state)
-        logits = self.gk_proj(x).unflatten(-1, (-1, self.options.key_width))
+        logits = self.gk_proj(x).unflatten(-1, (-1, self.options.feature_width))
         gk = log_forget_gate(logits, self.options.gate_temperature)
-        o, memory = linear_memory(q, k, v, gk, self.options.scale, state, sequences, return_state)
+        options = self.options
+        o, memory = linear_memory(q, k, v, gk, options.scale, state, sequences, return_state, options.sum_eps)
         return self.output(o, x), {**memory, **left} if return_state else None
 
     def init_state(self, batch_size: int) -> State:
         options = self.options
-        memory = empty_memory(self, options.kv_heads, options.key_width, options.value_width, batch_size)
+        memory = empty_memory(self, options.kv_heads, options.feature_width, options.memory_width, batch_size)
         return {**memory, **self.projections.init_state(self, batch_size)}
 
     @property
     def state_size(self) -> int:
-        return self.options.kv_heads * self.options.key_width * self.options.value_width
+        return self.options.kv_heads * self.options.feature_width * self.options.memory_width
 
 
 def linear_memory(
@@ -75,8 +76,14 @@ def linear_memory(
     state: State | None,
     sequences: Sequences,
     return_state: bool,
+    sum_eps: float | None = None,
 ) -> tuple[Tensor, State]:
-    """Outputs of gated linear attention, with its memory S [N, H, K, V] taken from and put into a state."""
+    """Outputs of gated linear attention, with its memory S [N, H, K, V] taken from and put into a state.
+
+    With `sum_eps`, a last column of the memory counts what was written, and outputs are divided by that and this.
+    """
+    if sum_eps is not None:
+        v = torch.cat([v, torch.ones_like(v[..., :1])], -1)
     o, memory = gated_linear_attention(
         q,
         k,
@@ -88,6 +95,9 @@ def linear_memory(
         cu_seqlens=sequences.cu_seqlens,
         check=False,
     )
+    if sum_eps is not None:
+        wide = o.to(compute_dtype(o.dtype))
+        o = (wide[..., :-1] / (wide[..., -1:] + sum_eps)).to(o.dtype)
     return o, {} if memory is None else {"S": memory}
 
 

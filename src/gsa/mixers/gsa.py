@@ -17,6 +17,7 @@ from gsa.mixers.activations import ACTIVATIONS, log_forget_gate
 from gsa.mixers.base import MAX_WIDTH, State
 from gsa.mixers.heads import HeadMixer, HeadOptions
 from gsa.mixers.sequences import Sequences
+from gsa.mixers.slots import half_life_bias, spread_half_lives
 from gsa.ops import (
     BoundedMemoryState,
     SlotState,
@@ -41,6 +42,8 @@ class GSAOptions(HeadOptions):
     """Forget gate: from the token (`data`), learned and the same for all tokens (`constant`), or `none`, as in ABC."""
     gate_temperature: float = number(8.0, above=0)
     """tau: gates are sigmoid(logits)^(1/tau); larger forgets more slowly."""
+    gate_bias: bool = False
+    """Whether logits of gates have a bias; it begins with half-lives from 16 to 1024 tokens over the slots."""
     readout: str = choice("softmax", READOUTS)
     """How slots are read."""
     feature_map: str = "swish"
@@ -59,6 +62,8 @@ class GSAOptions(HeadOptions):
             for name in ("gate_temperature", "readout"):
                 if getattr(self, name) != type(self).__dataclass_fields__[name].default:
                     raise self.fail(f"{name} does nothing with gate none")
+        if self.gate_bias and self.gate != "data":
+            raise self.fail(f"gate_bias does nothing with gate {self.gate}")
 
 
 class GatedSlotAttention(HeadMixer):
@@ -74,13 +79,23 @@ class GatedSlotAttention(HeadMixer):
             self.gate_logits = nn.Parameter(torch.empty(options.kv_heads, options.num_slots))
             self.reset_parameters()
         else:
-            self.f_proj = nn.Linear(options.hidden_size, width, bias=False)
+            self.f_proj = nn.Linear(options.hidden_size, width, bias=options.gate_bias)
+            self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Constant gates begin at time scales from 2 to 2000 tokens: equal slots would stay equal for ever."""
-        if self.options.gate == "constant":
-            scales = torch.logspace(0.3, 3.3, self.options.num_slots, device=self.gate_logits.device)
-            kept = torch.log1p(-1 / scales) * self.options.gate_temperature  # log sigmoid(logits)
+        """Constant gates begin at time scales from 2 to 2000 tokens: equal slots would stay equal for ever.
+
+        Biases begin with half-lives from 16 to 1024 tokens: without one, a memory of `gate_temperature` tokens.
+        """
+        options = self.options
+        if options.gate_bias:
+            bias = self.f_proj.bias
+            half_lives = spread_half_lives(options.num_slots, bias.device).repeat(options.kv_heads)
+            with torch.no_grad():
+                bias.copy_(half_life_bias(half_lives, options.gate_temperature))
+        if options.gate == "constant":
+            scales = torch.logspace(0.3, 3.3, options.num_slots, device=self.gate_logits.device)
+            kept = torch.log1p(-1 / scales) * options.gate_temperature  # log sigmoid(logits)
             with torch.no_grad():
                 self.gate_logits.copy_(kept - torch.log(-torch.expm1(kept)))
 

@@ -16,6 +16,7 @@ from gsa.mixers.base import Mixer, Options
 from gsa.mixers.gla import GatedLinearAttention
 from gsa.mixers.gsa import GatedSlotAttention
 from gsa.mixers.hgrn2 import HGRN2
+from gsa.mixers.hybrid import Hybrid
 from gsa.mixers.mamba import Mamba
 from gsa.mixers.retention import SUPRA, LinearAttention, Retention
 from gsa.options import choices
@@ -31,6 +32,7 @@ MIXERS: dict[str, type[Mixer]] = {
     "attention": Attention,
     "supra": SUPRA,
     "linear": LinearAttention,
+    "hybrid": Hybrid,
 }
 
 

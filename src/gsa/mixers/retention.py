@@ -11,9 +11,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from gsa.mixers.activations import SOFTMAX
 from gsa.mixers.base import State
 from gsa.mixers.gla import empty_memory, linear_memory
-from gsa.mixers.heads import HeadMixer, HeadOptions
+from gsa.mixers.heads import HeadMixer, LinearMemoryOptions
 from gsa.mixers.rotary import RotaryOptions
 from gsa.mixers.sequences import Sequences
 from gsa.ops.state import compute_dtype
@@ -23,7 +24,7 @@ DECAYS = ("fixed", "none")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RetNetOptions(RotaryOptions, HeadOptions):
+class RetNetOptions(RotaryOptions, LinearMemoryOptions):
     """Options of RetNet."""
 
     num_attention_heads: int = 8
@@ -69,14 +70,17 @@ class Retention(HeadMixer):
         self, x: Tensor, state: State | None, sequences: Sequences, return_state: bool = True
     ) -> tuple[Tensor, State | None]:
         options = self.options
-        q, k, v, left = self.project(x, state, sequences, return_state)
+        turned_first = options.feature_map == SOFTMAX  # whose features must not become negative
+        q, k, v, left = self.project(x, state, sequences, return_state, mapped=not turned_first)
         q, k, counter = options.turn(q, k, state, sequences)
+        if turned_first:
+            q, k = self.feature_map(q), self.feature_map(k)
         decay = None
         if options.decay == "fixed":
             decay = head_decay(options.num_attention_heads, q).expand(*x.shape[:2], -1)[..., None]
             # A decay belongs to a query head, so grouped keys and values each get a memory of their own there.
             k, v = (part.repeat_interleave(options.num_attention_heads // options.kv_heads, 2) for part in (k, v))
-        o, memory = linear_memory(q, k, v, decay, options.scale, state, sequences, return_state)
+        o, memory = linear_memory(q, k, v, decay, options.scale, state, sequences, return_state, options.sum_eps)
         return self.output(o, x), {**memory, **left, **counter} if return_state else None
 
     @property
@@ -86,14 +90,14 @@ class Retention(HeadMixer):
     def init_state(self, batch_size: int) -> State:
         options = self.options
         return {
-            **empty_memory(self, self._memories, options.key_width, options.value_width, batch_size),
+            **empty_memory(self, self._memories, options.feature_width, options.memory_width, batch_size),
             **self.projections.init_state(self, batch_size),
             **options.counter(batch_size, self.device_and_dtype[0]),
         }
 
     @property
     def state_size(self) -> int:
-        return self._memories * self.options.key_width * self.options.value_width
+        return self._memories * self.options.feature_width * self.options.memory_width
 
 
 class SUPRA(Retention):

@@ -6,7 +6,7 @@ Shape letters: B batch, T time, H heads, K width of a head, N sequences.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from torch import Tensor
 from gsa.mixers.base import Options, State
 from gsa.mixers.sequences import Sequences
 from gsa.ops.state import compute_dtype
+from gsa.ops.transforms import in_forward_mode, transformed
 from gsa.options import number
 
 
@@ -66,5 +67,31 @@ def rotate(x: Tensor, positions: Tensor, theta: float) -> Tensor:
     angles = positions[..., None, None].to(dtype) * frequencies
     compute = compute_dtype(x.dtype)
     cos, sin = angles.cos().to(compute), angles.sin().to(compute)
-    a, b = x.to(compute).chunk(2, -1)
+    return _turned(x, cos, sin)
+
+
+def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x [B, T, H, K] by angles [B or 1, T, 1, K / 2], computed in their dtype."""
+    if not (torch.compiler.is_compiling() or transformed() or in_forward_mode()):
+        return _Turned.apply(x, cos, sin)
+    a, b = x.to(cos.dtype).chunk(2, -1)
     return torch.cat([a * cos - b * sin, b * cos + a * sin], -1).to(x.dtype)
+
+
+class _Turned(torch.autograd.Function):
+    """The same in two passes over memory; keeps the angles alone. The way back is a turn back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        a, b = x.to(cos.dtype).chunk(2, -1)
+        y = torch.empty(x.shape, dtype=cos.dtype, device=x.device)
+        first, second = y.chunk(2, -1)
+        torch.mul(a, cos, out=first).addcmul_(b, sin, value=-1)
+        torch.mul(b, cos, out=second).addcmul_(a, sin)
+        return y.to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        cos, sin = ctx.saved_tensors
+        return _turned(grad, cos, -sin), None, None

@@ -6,7 +6,7 @@ import difflib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields as fields_of
 from pathlib import Path
@@ -88,7 +88,7 @@ def stored_weights(config: ModelConfig, weights: dict[str, Tensor]) -> dict[str,
 def write_model(config: ModelConfig, weights: dict[str, Tensor], folder: str | Path, **more: Any) -> None:
     """Writes a model folder as `save_model` does, from a config and tensors by name."""
     folder = Path(folder)
-    fields = config_text(config, weights, **{"auto_map": AUTO_MAP, **more})
+    fields = config_text(config, _dtype(weights), **{"auto_map": AUTO_MAP, **more})
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
@@ -103,15 +103,19 @@ def write_model(config: ModelConfig, weights: dict[str, Tensor], folder: str | P
             stale.unlink(missing_ok=True)
 
 
-def config_text(config: ModelConfig, weights: dict[str, Tensor], **more: Any) -> str:
-    """config.json of a model with these weights; more fields of transformers if given."""
+def _dtype(weights: dict[str, Tensor]) -> torch.dtype:
+    return next(iter(weights.values())).dtype
+
+
+def config_text(config: ModelConfig, dtype: torch.dtype, **more: Any) -> str:
+    """config.json of a model with weights of this dtype; more fields of transformers if given."""
     for name in more:
         if name not in OF_TRANSFORMERS:
             raise GSAError(f"save_model: unknown field {name!r}{suggestion(name, OF_TRANSFORMERS)}")
     fields = {
         "architectures": ["GSAForCausalLM"],
         "model_type": MODEL_TYPE,
-        "dtype": str(next(iter(weights.values())).dtype).removeprefix("torch."),
+        "dtype": str(dtype).removeprefix("torch."),
         **config.to_dict(),
         **more,
     }
@@ -123,23 +127,34 @@ def write_weights(folder: Path, weights: dict[str, Tensor], *, name: str = "mode
 
     For a folder that nobody reads yet: nothing is renamed or synced.
     """
-    shards: list[dict[str, Tensor]] = [{}]
+    sizes = {key: x.nbytes for key, x in weights.items()}
+    write_shards(folder, sizes, weights.__getitem__, name=name, shard_bytes=shard_bytes)
+
+
+def write_shards(
+    folder: Path, sizes: dict[str, int], read: Callable[[str], Tensor], *, name: str = "model", shard_bytes: int
+) -> None:
+    """Writes tensors as `write_weights` does, of which `read` gives each when its file is written.
+
+    So there are never more in memory than one file has. `sizes` are the bytes of each, in order.
+    """
+    shards: list[list[str]] = [[]]
     filled = 0
-    for key, x in weights.items():
-        if shards[-1] and filled + x.nbytes > shard_bytes:
-            shards.append({})
+    for key, size in sizes.items():
+        if shards[-1] and filled + size > shard_bytes:
+            shards.append([])
             filled = 0
-        shards[-1][key] = x
-        filled += x.nbytes
+        shards[-1].append(key)
+        filled += size
     if len(shards) == 1:
-        _save(weights, folder / f"{name}.safetensors")
+        _save({key: read(key) for key in sizes}, folder / f"{name}.safetensors")
         return
     file_of: dict[str, str] = {}
-    for i, shard in enumerate(shards, 1):
+    for i, keys in enumerate(shards, 1):
         file = f"{name}-{i:05d}-of-{len(shards):05d}.safetensors"
-        _save(shard, folder / file)
-        file_of |= dict.fromkeys(shard, file)
-    index = {"metadata": {"total_size": sum(x.nbytes for x in weights.values())}, "weight_map": file_of}
+        _save({key: read(key) for key in keys}, folder / file)
+        file_of |= dict.fromkeys(keys, file)
+    index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": file_of}
     (folder / f"{name}.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
 
 
@@ -244,25 +259,33 @@ def companions(folder: str | Path) -> list[Path]:
 def load_weights(folder: str | Path, *, name: str = "model") -> dict[str, Tensor]:
     """All tensors of a folder by name, from NAME.safetensors or from several files with an index."""
     weights: dict[str, Tensor] = {}
-    for path in _weight_files(Path(folder), name):
-        with _opened(path) as opened:
-            weights |= {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118  (not a dict)
+    for path in weight_files(Path(folder), name):
+        with opened(path) as file:
+            weights |= {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  (not a dict)
     return weights
 
 
 def described_weights(folder: str | Path, *, name: str = "model") -> dict[str, Tensor]:
     """What `load_weights` gives, without the numbers: tensors on torch's device `meta`."""
     described: dict[str, Tensor] = {}
-    for path in _weight_files(Path(folder), name):
-        with _opened(path) as opened:
-            for key in opened.keys():  # noqa: SIM118  (not a dict)
-                shape = opened.get_slice(key).get_shape()
-                some = opened.get_slice(key)[:0] if shape else opened.get_tensor(key)
-                described[key] = torch.empty(shape, dtype=some.dtype, device="meta")
+    for path in weight_files(Path(folder), name):
+        described |= described_file(path)
     return described
 
 
-def _weight_files(folder: Path, name: str) -> list[Path]:
+def described_file(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file without their numbers."""
+    described: dict[str, Tensor] = {}
+    with opened(path) as file:
+        for key in file.keys():  # noqa: SIM118  (not a dict)
+            shape = file.get_slice(key).get_shape()
+            some = file.get_slice(key)[:0] if shape else file.get_tensor(key)
+            described[key] = torch.empty(shape, dtype=some.dtype, device="meta")
+    return described
+
+
+def weight_files(folder: Path, name: str = "model") -> list[Path]:
+    """The safetensors files of a folder: NAME.safetensors, or those that its index names."""
     whole, index = folder / f"{name}.safetensors", folder / f"{name}.safetensors.index.json"
     files = [whole.name]
     if not whole.exists() and index.exists():
@@ -306,12 +329,13 @@ def files_on_hub(name: str, revision: str | None = None) -> list[str]:
 def check_files(folder: str | Path) -> None:
     """Raises for the first safetensors file of a folder that is not whole."""
     for path in sorted(Path(folder).glob("*.safetensors")):
-        with _opened(path):
+        with opened(path):
             pass
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Any]:
+def opened(path: Path) -> Iterator[Any]:
+    """A safetensors file, open; one that is not whole is refused."""
     try:
         with open_file(path), safe_open(path, framework="pt") as file:
             yield file

@@ -54,21 +54,23 @@ class ModelConfig:
     """Standard deviation of fresh weights."""
 
     num_attention_heads: int | None = None
-    """All but mamba: query heads; 4 by default (retnet, supra, linear: 8), or of width 128 (hgrn2), 64 (attention)."""
+    """All but mamba: query heads; 4, 8 (retnet, supra, linear), or of width 128 (hgrn2), 64 (attention, hybrid)."""
     num_key_value_heads: int | None = None
     """All but hgrn2, mamba: heads of keys and values, each for a group of query heads; as many by default."""
     head_dim: int | None = None
-    """attention: width of a head; the model width over the heads by default."""
+    """attention, hybrid: width of a head; the model width over the heads by default."""
     expand_k: float | None = None
-    """All but hgrn2, mamba, attention: width of all queries together, over the model width."""
+    """All but hgrn2, mamba, attention, hybrid: width of all queries together, over the model width."""
     expand_v: float | None = None
-    """All but hgrn2, mamba, attention: width of all values together (one per query head), over the model width."""
+    """All but hgrn2, mamba, attention, hybrid: width of all values (one per query head), over the model width."""
     num_slots: int | None = None
-    """gsa, abc: memory slots of each key/value head; 64 by default."""
+    """gsa, abc, hybrid: memory slots of each key/value head; 64 by default."""
     gate: str | None = None
     """gsa: forget gate from the token (`data`, the default), the same for all tokens (`constant`), or `none`."""
     gate_temperature: float | None = None
-    """gsa, gla: tau in gates sigmoid(logits)^(1/tau), larger forgets more slowly; 8 (gsa) or 16 (gla) by default."""
+    """gsa, gla, hybrid: tau in gates sigmoid(logits)^(1/tau), larger forgets more slowly; 8 by default (gla: 16)."""
+    gate_bias: bool | None = None
+    """gsa: whether logits of gates have a bias, which begins with half-lives from 16 to 1024 tokens."""
     gate_rank: int | None = None
     """gla: rank of the map from token to gates; 16 by default."""
     gate_clamp: float | None = None
@@ -82,33 +84,39 @@ class ModelConfig:
     lower_bound: bool | None = None
     """hgrn2: whether gates are bounded below, by bounds that the layers learn together; true by default."""
     feature_map: str | None = None
-    """All but hgrn2, mamba, attention: applied to queries and keys, e.g. `swish`, `relu`, `t2r` or `none`."""
+    """All but hgrn2, mamba, attention, hybrid: applied to queries and keys, e.g. `relu`, `t2r`, `softmax` or `none`."""
     value_activation: str | None = None
     """gsa: applied to values; `swish` by default."""
     output_activation: str | None = None
     """gsa: applied to the output, before its norm; `swish` by default."""
     output_gate: bool | None = None
-    """All but hgrn2, mamba, attention: whether the output is multiplied by swish(W x)."""
+    """All but hgrn2, mamba, attention, hybrid: whether the output is multiplied by swish(W x)."""
     output_norm: str | None = None
-    """All but hgrn2, mamba, attention: RMS norm of the output over each head (`heads`), all (`full`), or `none`."""
+    """All but hgrn2, mamba, attention, hybrid: RMS norm of the output by `heads`, over all (`full`), or `none`."""
     output_norm_eps: float | None = None
-    """All but mamba, attention: added to the mean square in the output's norm; `rms_norm_eps` by default."""
+    """All but mamba, attention, hybrid: added to the mean square in the output's norm; `rms_norm_eps` by default."""
     scale: float | None = None
-    """All but mamba, attention: factor of queries; 1 for gsa, one over the square root of a head's width for others."""
+    """All but mamba, attention, hybrid: factor of queries; 1 (gsa), or one over the root of a head's width."""
     conv_size: int | None = None
-    """All but attention: tokens that a causal convolution spans; 0 for none, the default of all but mamba (4)."""
+    """All but attention, hybrid: tokens that a causal convolution spans; 0 for none, the default but for mamba (4)."""
     conv_bias: bool | None = None
-    """All but attention: whether the convolution has a bias."""
+    """All but attention, hybrid: whether the convolution has a bias."""
     rope_theta: float | None = None
-    """abc, retnet, attention, supra, linear: base of the rotary frequencies; 0 for no rotary embedding."""
+    """abc, retnet, attention, supra, linear, hybrid: base of the rotary frequencies; 0 for no rotary embedding."""
     window: int | None = None
-    """attention: tokens that a token sees, itself among them; all before it by default."""
+    """attention, hybrid: tokens that a token sees, itself among them; all before it, or 64 (hybrid), by default."""
+    num_sinks: int | None = None
+    """hybrid: first tokens of a sequence that are kept for ever; 4 by default."""
+    slot_router: str | None = None
+    """hybrid: how slots share a token: by a `softmax` over them (the default), or by `gates` as in gsa."""
+    slot_positions: str | None = None
+    """hybrid: rotary positions of slots, each its `own` (the default), or as if all had just left the `window`."""
     qkv_bias: bool | None = None
-    """attention: whether the projections to queries, keys and values have biases."""
+    """All but hgrn2, mamba: whether the projections to queries, keys and values have biases."""
     qk_norm: bool | None = None
-    """attention: whether queries and keys pass an RMS norm, before rotary positions."""
+    """attention, hybrid: whether queries and keys pass an RMS norm, before rotary positions."""
     qk_norm_eps: float | None = None
-    """attention: added to the mean square in that norm; `rms_norm_eps` by default."""
+    """attention, hybrid: added to the mean square in that norm; `rms_norm_eps` by default."""
     expand: float | None = None
     """mamba: channels over the model width; 2 by default."""
     ssm_state_size: int | None = None

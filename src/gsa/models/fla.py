@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,15 +22,12 @@ from gsa.models.checkpoint import (
     check_tied,
     companions,
     load_weights,
-    of_transformers,
     write_model,
 )
 from gsa.models.config import ModelConfig
+from gsa.models.fields import FieldReader, Fields
 from gsa.models.sizes import tensor_shapes
-from gsa.options import MOST
 from gsa.terminal import quoted
-
-Fields = dict[str, Any]
 
 # Fields that do not change what a model of any kind computes, besides transformers' own.
 _SILENT = {
@@ -58,47 +54,8 @@ _EPSILON = 1e-5  # of the norms that FLA gives no epsilon
 _THETA = 10000.0  # of rotary positions that FLA gives no base
 
 
-class _Reader:
-    """The fields of a config: each is read with its type, and `finish` refuses those that were not read."""
-
-    def __init__(self, fields: Fields, kind: str):
-        self.fields, self.kind = fields, kind
-        self.read = _SILENT | _UNREAD[kind]
-
-    def fail(self, name: str, reason: str) -> GSAError:
-        return GSAError(f"import: {self.kind}: {name} is {quoted(self.fields.get(name))}: {reason}")
-
-    def get(self, name: str, kind: Any, default: Any = ...) -> Any:
-        """The value of a field, which must be of this type; `default`, as in FLA, if it is missing or null."""
-        self.read = self.read | {name}
-        value = self.fields.get(name)
-        if value is None:
-            if default is ...:
-                raise self.fail(name, "it is missing")
-            return default
-        if type(value) is not kind and not (kind is float and type(value) is int):
-            raise self.fail(name, f"expected {kind.__name__}")
-        if kind in MOST and not abs(value) <= MOST[kind]:  # which NaN is not either
-            raise self.fail(name, f"expected at most {MOST[kind]}")
-        return kind(value)
-
-    def count(self, name: str, default: Any = ..., most: int = MOST[int]) -> Any:
-        """A whole number from 1."""
-        value = self.get(name, int, default)
-        if value is not None and not 1 <= value <= most:
-            raise self.fail(name, "expected at least 1" if value < 1 else f"expected at most {most}")
-        return value
-
-    def must_be(self, name: str, *values: Any) -> None:
-        """Raises unless the field has one of these values; no other can be expressed, and the first is the default."""
-        self.read = self.read | {name}
-        if self.fields.get(name, values[0]) not in values:
-            raise self.fail(name, f"only {' or '.join(map(repr, values))} can be represented")
-
-    def finish(self) -> None:
-        for name, value in self.fields.items():
-            if not (name in self.read or of_transformers(name) or value in (None, False)):
-                raise self.fail(name, "this field is not known, and may change what the model computes")
+def _reader(fields: Fields, kind: str) -> FieldReader:
+    return FieldReader(fields, f"import: {kind}", known=_SILENT | _UNREAD[kind])
 
 
 def convert_config(fields: Fields) -> ModelConfig:
@@ -106,7 +63,7 @@ def convert_config(fields: Fields) -> ModelConfig:
     kind = fields.get("model_type")
     if not isinstance(kind, str) or kind not in _KINDS:
         raise GSAError(f"import: model_type is {quoted(kind)}, expected one of {', '.join(_KINDS)}")
-    reader = _Reader(fields, kind)
+    reader = _reader(fields, kind)
     reader.must_be("hidden_act", "swish", "silu")
     reader.must_be("attnres_block_size", None)
     width, layers = reader.count("hidden_size"), reader.count("num_hidden_layers", most=MAX_LAYERS)
@@ -130,7 +87,7 @@ def convert_config(fields: Fields) -> ModelConfig:
     return config
 
 
-def _heads(reader: _Reader, expand_k: float, expand_v: float) -> Fields:
+def _heads(reader: FieldReader, expand_k: float, expand_v: float) -> Fields:
     """Fields that most kinds share."""
     return {
         "num_attention_heads": reader.count("num_heads"),
@@ -139,24 +96,24 @@ def _heads(reader: _Reader, expand_k: float, expand_v: float) -> Fields:
     }
 
 
-def _convolution(reader: _Reader) -> Fields:
+def _convolution(reader: FieldReader) -> Fields:
     size = reader.count("conv_size", 4)
     return {"conv_size": size} if reader.get("use_short_conv", bool, False) else {}
 
 
-def _slots(reader: _Reader, heads: Fields) -> int:
+def _slots(reader: FieldReader, heads: Fields) -> int:
     width = round(reader.count("hidden_size") * heads["expand_k"]) // heads["num_attention_heads"]
     return reader.count("num_slots", width)
 
 
-def _feature_map(reader: _Reader, names: dict[str, str], default: str = "none") -> str:
+def _feature_map(reader: FieldReader, names: dict[str, str], default: str = "none") -> str:
     name = reader.get("feature_map", str, "none" if "feature_map" in reader.fields else default)
     if name != "none" and name not in names:
         raise reader.fail("feature_map", f"only null, {', '.join(names)} can be represented")
     return names.get(name, name)
 
 
-def _gsa(reader: _Reader) -> Fields:
+def _gsa(reader: FieldReader) -> Fields:
     reader.must_be("expand_v", 1)  # FLA's own layer runs with no other
     heads = _heads(reader, 1.0, 1.0)
     return {
@@ -170,7 +127,7 @@ def _gsa(reader: _Reader) -> Fields:
     }
 
 
-def _gla(reader: _Reader) -> Fields:
+def _gla(reader: FieldReader) -> Fields:
     reader.must_be("clamp_min", None)
     return {
         **_heads(reader, 0.5, 1.0),
@@ -181,7 +138,7 @@ def _gla(reader: _Reader) -> Fields:
     }
 
 
-def _retnet(reader: _Reader) -> Fields:
+def _retnet(reader: FieldReader) -> Fields:
     return {
         **_heads(reader, 1.0, 2.0),
         "num_key_value_heads": reader.count("num_kv_heads", None),
@@ -190,7 +147,7 @@ def _retnet(reader: _Reader) -> Fields:
     }
 
 
-def _hgrn2(reader: _Reader) -> Fields:
+def _hgrn2(reader: FieldReader) -> Fields:
     width = reader.count("hidden_size")
     given = "num_heads" if reader.count("expand_ratio", None) is None else "expand_ratio"  # the width of a head
     part = reader.count(given)
@@ -204,7 +161,7 @@ def _hgrn2(reader: _Reader) -> Fields:
     }
 
 
-def _abc(reader: _Reader) -> Fields:
+def _abc(reader: FieldReader) -> Fields:
     low, high = reader.get("clamp_min", float, None), reader.get("clamp_max", float, None)
     if low is None or high is None or low != -high or high <= 0:
         raise reader.fail("clamp_min", f"only limits -x and x can be represented, clamp_max is {quoted(high)}")
@@ -219,7 +176,7 @@ def _abc(reader: _Reader) -> Fields:
     }
 
 
-def _attention(reader: _Reader) -> Fields:
+def _attention(reader: FieldReader) -> Fields:
     norm = reader.get("qk_norm", bool, False)
     return {
         "num_attention_heads": reader.count("num_heads"),
@@ -232,7 +189,7 @@ def _attention(reader: _Reader) -> Fields:
     }
 
 
-_KINDS: dict[str, Callable[[_Reader], Fields]] = {
+_KINDS: dict[str, Callable[[FieldReader], Fields]] = {
     "gsa": _gsa,
     "gla": _gla,
     "retnet": _retnet,
@@ -242,9 +199,9 @@ _KINDS: dict[str, Callable[[_Reader], Fields]] = {
 }
 
 
-def _pattern(mixer: str, reader: _Reader, layers: int) -> str:
+def _pattern(mixer: str, reader: FieldReader, layers: int) -> str:
     """The mixer of every layer: FLA puts softmax attention into those that `attn` names."""
-    reader.read = reader.read | {"attn"}
+    reader.read.add("attn")
     specs = reader.fields.get("attn")
     if specs is None:
         return mixer
@@ -253,8 +210,8 @@ def _pattern(mixer: str, reader: _Reader, layers: int) -> str:
     for spec in listed if isinstance(listed, list) else [None]:
         if not isinstance(spec, dict) or not isinstance(spec.get("layers"), list):
             raise reader.fail("attn", "expected an object with `layers`, or a list of such")
-        own = _Reader({"model_type": "attention", **spec}, "transformer")
-        own.kind = f"{reader.kind}: attn"
+        own = _reader({"model_type": "attention", **spec}, "transformer")
+        own.what = f"{reader.what}: attn"
         own.must_be("qk_norm", False)
         options = _attention(own)
         text = ",".join(f"{key}={str(value).lower()}" for key, value in options.items())

@@ -103,6 +103,69 @@ class ScanCall(NamedTuple):
         return tuple(self.u.shape), (sequence_count(self.u, self.cu_seqlens), *self.A.shape)
 
 
+class WindowCall(NamedTuple):
+    """Attention in a sliding window: q [B, T, HQ, K], keys and values [B, P + T, H, .] with P before the first query
+    (packed: [1, N P + T, H, .]), sinks with queries of their own [B, T, HQ, K], [N, S, H, .], and how many tokens of
+    each sequence came before [N]. It saves "nothing" or "marks"."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    sink_q: Tensor | None
+    sink_k: Tensor | None
+    sink_v: Tensor | None
+    position: Tensor | None
+    cu_seqlens: Tensor | None
+    window: int
+    scale: float
+    save: str
+    check: bool
+
+    def result_shapes(self) -> tuple[Shape, ...]:
+        """Outputs [B, T, HQ, V] and log-sum-exps [B, T, HQ]."""
+        return (*self.q.shape[:3], self.v.shape[3]), tuple(self.q.shape[:3])
+
+    @property
+    def past(self) -> int:
+        """P: the keys before the first query of each sequence."""
+        beginnings = 1 if self.cu_seqlens is None else max(self.cu_seqlens.shape[0] - 1, 1)
+        return (self.k.shape[1] - self.q.shape[1]) // beginnings
+
+
+class JoinedSlotsCall(NamedTuple):
+    """Slots in one softmax with what else a token sees: q, k, v, log gate g, write strength s, `near` [B, T, HQ, V]
+    with its log-sum-exp [B, T, HQ], numbers t, c, b of the heads [HQ], and memories [N, H, K, M], [N, H, M, V],
+    [N, H, M]."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    g: Tensor
+    s: Tensor
+    near: Tensor
+    near_lse: Tensor
+    slot_scale: Tensor
+    slot_mass: Tensor
+    slot_bias: Tensor
+    initial_k: Tensor | None
+    initial_v: Tensor | None
+    initial_mass: Tensor | None
+    cu_seqlens: Tensor | None
+    scale: float
+    save: str
+    check: bool
+
+    def result_shapes(self) -> tuple[Shape, ...]:
+        """Outputs [B, T, HQ, V] and final memories [N, H, K, M], [N, H, M, V], [N, H, M]."""
+        N, (H, K), V, M = (
+            sequence_count(self.q, self.cu_seqlens),
+            self.k.shape[2:],
+            self.v.shape[3],
+            self.g.shape[3],
+        )
+        return (*self.q.shape[:3], V), (N, H, K, M), (N, H, M, V), (N, H, M)
+
+
 class StepCall(NamedTuple):
     """One token of gated slot attention per row: q [B, HQ, K], k, v, g, s, and the memories before it."""
 
@@ -154,8 +217,8 @@ class MatvecCall(NamedTuple):
     out: Tensor | None
 
 
-Call = TypeVar("Call", bound=LinearCall | SlotCall | ScanCall)
-AnyCall = TypeVar("AnyCall", bound=LinearCall | SlotCall | ScanCall, contravariant=True)
+Call = TypeVar("Call", bound=LinearCall | SlotCall | ScanCall | WindowCall | JoinedSlotsCall)
+AnyCall = TypeVar("AnyCall", bound=LinearCall | SlotCall | ScanCall | WindowCall | JoinedSlotsCall, contravariant=True)
 
 
 @dataclass(frozen=True)
@@ -168,6 +231,8 @@ class Operation(Generic[Call]):
     record: type[Call]
     results: tuple[str, ...]
     saved: tuple[str, ...]
+    counts: tuple[str, ...] = ("cu_seqlens",)
+    """The tensors of whole numbers, which have no gradient; they are the last of the record's tensors."""
 
     @property
     def tensor_count(self) -> int:
@@ -176,8 +241,8 @@ class Operation(Generic[Call]):
 
     @property
     def differentiable(self) -> tuple[str, ...]:
-        """The fields that have a gradient: all tensors but cu_seqlens."""
-        return self.record._fields[: self.tensor_count - 1]
+        """The fields that have a gradient."""
+        return self.record._fields[: self.tensor_count - len(self.counts)]
 
 
 GATED_LINEAR_ATTENTION = Operation("gated_linear_attention", "gla", LinearCall, ("o", "final"), ("kept",))
@@ -185,6 +250,16 @@ GATED_SLOT_ATTENTION = Operation(
     "gated_slot_attention", "gsa", SlotCall, ("o", "final_k", "final_v"), ("scores", "kept_k", "kept_v")
 )
 SELECTIVE_SCAN = Operation("selective_scan", "scan", ScanCall, ("y", "final"), ("kept",))
+WINDOW_ATTENTION = Operation(
+    "window_attention", "window", WindowCall, ("o", "lse"), ("sums",), counts=("position", "cu_seqlens")
+)
+JOINED_SLOTS = Operation(
+    "joined_slots",
+    "joined_slots",
+    JoinedSlotsCall,
+    ("o", "final_k", "final_v", "final_mass"),
+    ("scores", "kept_k", "kept_v", "kept_mass"),
+)
 
 
 class Kernels(Protocol[AnyCall]):

@@ -55,8 +55,9 @@ class Checker:
         if x != y:
             raise self.fail(f"{a} has {x} {what}, {b} has {y}")
 
-    def qkv(self, q: Tensor, k: Tensor, v: Tensor, *, steps: bool = False) -> None:
-        """The shapes, dtypes and devices of queries, keys and values; without time if they are single steps."""
+    def qkv(self, q: Tensor, k: Tensor, v: Tensor, *, steps: bool = False, past: bool = False) -> None:
+        """The shapes, dtypes and devices of queries, keys and values; without time if they are single steps. With
+        `past`, there may be keys and values before the first query."""
         lead = "B" if steps else "B, T"
         q = self.tensor("q", q, f"{lead}, HQ, K")
         self.tensor("k", k, f"{lead}, H, K", q)
@@ -64,7 +65,9 @@ class Checker:
         for name, x in (("k", k), ("v", v)):
             if x.dtype != q.dtype:
                 raise self.fail(f"{name} is {x.dtype}, q is {q.dtype}; q, k and v must agree")
-            self._lead(name, x, q)
+            self._lead(name, x, *((k, "k") if past else (q, "q")))
+        if past:
+            self.same("rows", "k", k.shape[0], "q", q.shape[0])
         self.same("heads", "v", v.shape[-2], "k", k.shape[-2])
         self.same("features per head", "k", k.shape[-1], "q", q.shape[-1])
         HQ, H = q.shape[-2], k.shape[-2]
@@ -74,10 +77,10 @@ class Checker:
             if x.shape[-1] == 0:
                 raise self.fail(f"{name} has heads of width 0")
 
-    def _lead(self, name: str, x: Tensor, q: Tensor) -> None:
-        self.same("rows", name, x.shape[0], "q", q.shape[0])
+    def _lead(self, name: str, x: Tensor, q: Tensor, like: str = "q") -> None:
+        self.same("rows", name, x.shape[0], like, q.shape[0])
         if x.dim() == 4:
-            self.same("time steps", name, x.shape[1], "q", q.shape[1])
+            self.same("time steps", name, x.shape[1], like, q.shape[1])
 
     def gate(self, name: str, g: Tensor, q: Tensor, H: int, widths: dict[str, int] | None) -> None:
         """A per-token quantity of the key/value heads; `widths` names the widths allowed (None: any but zero)."""

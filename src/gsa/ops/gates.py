@@ -52,6 +52,22 @@ def refuse_logits(w: Tensor, log_z: Tensor | None) -> None:
             raise GSAError(f"{wanted}, but {_found(numbers, 'largest', highest)}")
 
 
+def refuse_strengths(s: Tensor) -> None:
+    """Raises if a slot is said to take less than nothing of a token, or NaN."""
+    strengths = _numbers(s)
+    if strengths is not None:
+        lowest = float(strengths.amin())
+        if not lowest >= 0:
+            raise GSAError(f"s must be write strengths, at least 0, but {_found(strengths, 'smallest', lowest)}")
+
+
+def refuse_positions(position: Tensor | None) -> None:
+    """Raises if fewer than no tokens are said to come before a sequence's first."""
+    counts = _numbers(position)
+    if counts is not None and int(counts.amin()) < 0:
+        raise GSAError(f"position must count tokens, from 0, but the smallest is {int(counts.amin())}")
+
+
 def _found(x: Tensor, which: str, value: float) -> str:
     unknown = int(x.isnan().sum())
     return f"{unknown} of {x.numel()} are NaN" if unknown else f"the {which} is {value:.6g}"

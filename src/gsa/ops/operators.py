@@ -15,7 +15,7 @@ from gsa.ops.calls import Call, Gradients, Kernels, Operation, Tensors, sums_dty
 from gsa.ops.memory import require_memory
 from gsa.ops.transforms import Derivative, recorded, transformed
 
-_SCHEMA_TYPES = {Tensor: "Tensor", Tensor | None: "Tensor?", float: "float", str: "str", bool: "bool"}
+_SCHEMA_TYPES = {Tensor: "Tensor", Tensor | None: "Tensor?", float: "float", int: "int", str: "str", bool: "bool"}
 
 
 class Operator(Generic[Call]):
@@ -137,8 +137,9 @@ class Operator(Generic[Call]):
         first, *others = gradients[: len(self.operation.results)]
         first = tensors[0].new_zeros(ctx.shape) if first is None else first
         found = self.derivative.backward(first, *others, *tensors, *ctx.rest, *saved)
-        given = (None if x is None else dx for x, dx in zip(tensors[:-1], found, strict=True))
-        return *given, None, *(None for _ in ctx.rest)  # cu_seqlens, numbers and words have no gradient
+        counts = self.operation.counts
+        given = (None if x is None else dx for x, dx in zip(tensors[: -len(counts)], found, strict=True))
+        return *given, *(None for _ in (*counts, *ctx.rest))  # counts, numbers and words have no gradient
 
 
 def schema_of(record: Any) -> str:

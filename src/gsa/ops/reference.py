@@ -17,8 +17,17 @@ import torch
 from torch import Tensor
 
 from gsa.errors import raised_by
-from gsa.ops.calls import BoundedMemoryCall, LinearCall, ScanCall, SlotCall, Tensors, sums_dtype
-from gsa.ops.gates import refuse_gates, refuse_logits, refuse_rates
+from gsa.ops.calls import (
+    BoundedMemoryCall,
+    JoinedSlotsCall,
+    LinearCall,
+    ScanCall,
+    SlotCall,
+    Tensors,
+    WindowCall,
+    sums_dtype,
+)
+from gsa.ops.gates import refuse_gates, refuse_logits, refuse_positions, refuse_rates, refuse_strengths
 from gsa.ops.memory import require_memory
 from gsa.ops.portable_matvec import matvec
 from gsa.ops.portable_step import gated_slot_attention_step
@@ -31,8 +40,10 @@ __all__ = [
     "gated_linear_attention",
     "gated_slot_attention",
     "gated_slot_attention_step",
+    "joined_slots",
     "matvec",
     "selective_scan",
+    "window_attention",
 ]
 
 
@@ -168,6 +179,82 @@ def selective_scan(call: ScanCall) -> Tensors:
         final.append(h)
     y = torch.stack(lanes).reshape(shape) if lanes else u.new_zeros(shape)
     return y.to(out_dtype), torch.stack(final) if final else A.new_zeros(0, *A.shape)
+
+
+@_operation
+def window_attention(call: WindowCall) -> Tensors:
+    """Outputs [B, T, HQ, V] of softmax attention to the last tokens and to sinks, and log-sum-exps [B, T, HQ]."""
+    if call.check:
+        refuse_positions(call.position)
+    dtype, P = sums_dtype(call), call.past
+    q, k, v = call.q.to(dtype) * call.scale, call.k.to(dtype), call.v.to(dtype)
+    H, V = v.shape[2:]
+    shape = q.shape[:3]
+    q = q.unflatten(2, (H, -1))  # [B, T, H, R, K]
+
+    outputs, sums = [], []
+    for n, (b, start, stop) in enumerate(sequence_bounds(q.shape[0], q.shape[1], call.cu_seqlens)):
+        before = P if call.cu_seqlens is None else (n + 1) * P  # keys of this row that are not of queries up to here
+        position = P if call.position is None else int(call.position[n])
+        first = start + before - min(P, position)
+        for t in range(start, stop):
+            # s_j = q_t . k_j for the last `window` tokens j, t among them
+            seen = slice(max(first, t + before + 1 - call.window), t + before + 1)
+            s, values = torch.einsum("hrk,jhk->hrj", q[b, t], k[b, seen]), v[b, seen]
+            if call.sink_q is not None and call.sink_k is not None and call.sink_v is not None:
+                # and for the sinks that have left the window
+                left = min(max(position + t - start - call.window + 1, 0), call.sink_k.shape[1])
+                asked = call.sink_q[b, t].to(dtype).unflatten(0, (H, -1)) * call.scale
+                s = torch.cat([s, torch.einsum("hrk,jhk->hrj", asked, call.sink_k[n, :left].to(dtype))], -1)
+                values = torch.cat([values, call.sink_v[n, :left].to(dtype)])
+            # o_t = sum_j exp(s_j) v_j / sum_j exp(s_j)
+            outputs.append(torch.einsum("hrj,jhv->hrv", s.softmax(-1), values))
+            sums.append(s.logsumexp(-1))
+    if not outputs:
+        return call.q.new_zeros(*shape, V), q.new_zeros(shape)
+    return torch.stack(outputs).reshape(*shape, V).to(call.q.dtype), torch.stack(sums).reshape(shape)
+
+
+@_operation
+def joined_slots(call: JoinedSlotsCall) -> Tensors:
+    """Outputs [B, T, HQ, V] of slots in one softmax with what is near, and final memories K~, V~, n."""
+    if call.check:
+        refuse_gates(g=call.g)
+        refuse_strengths(call.s)
+    dtype, out_dtype = sums_dtype(call), call.q.dtype
+    q, k, v = call.q.to(dtype) * call.scale, call.k.to(dtype), call.v.to(dtype)
+    g, s = call.g.to(dtype), call.s.to(dtype)
+    H, K, V, M = k.shape[2], k.shape[3], v.shape[3], g.shape[3]
+    q = q.unflatten(2, (H, -1))  # [B, T, H, R, K]
+    near, near_lse = call.near.to(dtype).unflatten(2, (H, -1)), call.near_lse.to(dtype).unflatten(2, (H, -1))
+    numbers = (x.to(dtype).unflatten(0, (H, -1))[..., None] for x in (call.slot_scale, call.slot_mass, call.slot_bias))
+    t_, c, b_ = numbers  # [H, R, 1]
+
+    lanes, finals = [], []
+    for n, (b, start, stop) in enumerate(sequence_bounds(q.shape[0], q.shape[1], call.cu_seqlens)):
+        Kt = q.new_zeros(H, K, M) if call.initial_k is None else call.initial_k[n].to(dtype)
+        Vt = q.new_zeros(H, M, V) if call.initial_v is None else call.initial_v[n].to(dtype)
+        mass = q.new_zeros(H, M) if call.initial_mass is None else call.initial_mass[n].to(dtype)
+        rows = []
+        for t in range(start, stop):
+            a, w = g[b, t].exp(), s[b, t]
+            # K~ = a K~ + s (x) k,   V~ = a V~ + s (x) v,   n = a n + s
+            Kt = Kt * a[:, None, :] + k[b, t, :, :, None] * w[:, None, :]
+            Vt = a[:, :, None] * Vt + w[:, :, None] * v[b, t, :, None, :]
+            mass = a * mass + w
+            # l = e^t q . K~ / n + c log n + b, and -inf while n = 0
+            empty = mass == 0
+            some = torch.where(empty, 1.0, mass)[:, None]
+            x = (t_.exp() * (q[b, t] @ Kt) / some + c * some.log() + b_).masked_fill(empty[:, None], -torch.inf)
+            # o = [near e^near_lse + sum of V~ e^l / n] / the sum of the same exponentials
+            p = torch.cat([near_lse[b, t, :, :, None], x], -1).softmax(-1)
+            rows.append(p[..., :1] * near[b, t] + (p[..., 1:] / some) @ Vt)
+        lanes.append(torch.stack(rows) if rows else near[b, :0])
+        finals.append((Kt, Vt, mass))
+    o = torch.cat(lanes).reshape(call.near.shape) if lanes else near.new_zeros(call.near.shape)
+    if not finals:
+        return o.to(out_dtype), *(q.new_zeros(shape) for shape in call.result_shapes()[1:])
+    return o.to(out_dtype), *(torch.stack(part) for part in zip(*finals, strict=True))
 
 
 def _assemble(

@@ -64,6 +64,17 @@ class BoundedMemoryState(NamedTuple):
     """Log of the write strengths summed so far [N, H, M]; -inf before the first write."""
 
 
+class JoinedSlotState(NamedTuple):
+    """The slot memory of `joined_slots`: sums that are not divided yet, and what they are divided by."""
+
+    k: Tensor
+    """Key memory [N, H, K, M]."""
+    v: Tensor
+    """Value memory [N, H, M, V]."""
+    mass: Tensor
+    """How many tokens a slot stands for [N, H, M]; 0 before the first write."""
+
+
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype sums are carried in: fp64 for fp64 inputs, fp32 for everything narrower."""
     return torch.float64 if dtype == torch.float64 else torch.float32

@@ -87,7 +87,10 @@ def save_checkpoint(
     if state.get("step", step) != step:
         raise GSAError(f"save_checkpoint: state is of step {state['step']!r}, the checkpoint of step {step}")
     groups = _groups(config, tensors)
-    texts = {CONFIG: config_text(config, groups["model"]), STATE: _json({**state, "step": step})}
+    texts = {
+        CONFIG: config_text(config, next(iter(groups["model"].values())).dtype),
+        STATE: _json({**state, "step": step}),
+    }
     copies = {} if tokenizer is None else _tokenizer(tokenizer)
     needed = checkpoint_bytes(groups) + sum(map(len, texts.values())) + sum(map(len, copies.values()))
     path = run / FOLDER / f"step-{step:08d}"

@@ -81,7 +81,9 @@ def _exported(checkpoint: Checkpoint, out: Path, *, ema: bool, dtype: str | None
         for file in beside:
             (folder / file.name).write_bytes(read_file(file))
         special = _special_tokens(config, checkpoint.state, pads_with_end=_pads_with_end(folder / TOKENIZER_CONFIG))
-        (folder / CONFIG).write_text(config_text(config, weights, auto_map=AUTO_MAP, **special))
+        (folder / CONFIG).write_text(
+            config_text(config, next(iter(weights.values())).dtype, auto_map=AUTO_MAP, **special)
+        )
         write_module(folder)
         (folder / CARD).write_text(model_card(facts, checkpoint.state), encoding="utf-8")
         files = sorted(path.name for path in folder.iterdir())

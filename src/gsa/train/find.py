@@ -28,7 +28,7 @@ from gsa.models.checkpoint import CONFIG, files_on_hub, load_config, without_wei
 from gsa.train.checkpoint import FOLDER, Checkpoint, checkpoints, newest_checkpoint, read_checkpoint
 from gsa.train.manifest import MANIFEST
 
-_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
+HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 _HUB_FILES = ("*.json", "model*.safetensors", "*.model", "merges.txt", "vocab.txt", "*.jinja")
 """What belongs to a model on the Hub: config, weights, and the tokenizer."""
 _HUB_SECONDS = 10.0
@@ -76,20 +76,20 @@ def find_model(name: str | Path, say: Callable[[str], None] = warn) -> FoundMode
         raise GSAError(f"model {str(name)!r} was not found: there is no such folder")
     packaged = ", ".join(pretrained.names())
     missing = f"model {name!r} was not found: there is no folder {name}, the package has {packaged}, and "
-    if not _HUB_NAME.fullmatch(name):
+    if not HUB_NAME.fullmatch(name):
         raise GSAError(f"{missing}models of the Hugging Face Hub are named owner/name{_hint(name)}")
     try:
-        folder = _on_hub(name)
+        folder = on_hub(name)
     except GSAError:
         raise
     except hub_failures() as error:
-        raise GSAError(missing + _hub_said(error)) from None
+        raise GSAError(missing + hub_said(error)) from None
     return FoundModel(folder)
 
 
 def model_type_on_hub(name: str) -> str | None:
     """What config.json of a model of the Hub says it is, fetched or from the cache; None if it cannot be had."""
-    if not _HUB_NAME.fullmatch(name) or not installed("huggingface_hub"):
+    if not HUB_NAME.fullmatch(name) or not installed("huggingface_hub"):
         return None
     from huggingface_hub import hf_hub_download
 
@@ -128,7 +128,7 @@ def _hint(name: str) -> str:
     return f"; did you mean {close[0]}?" if close else ""
 
 
-def _hub_said(error: Exception) -> str:
+def hub_said(error: Exception) -> str:
     """Why a model did not come from the Hub, as the end of a sentence."""
     from huggingface_hub.errors import OfflineModeIsEnabled, RepositoryNotFoundError
 
@@ -155,10 +155,11 @@ def _in_folder(path: Path, say: Callable[[str], None]) -> FoundModel:
     return FoundModel(path)
 
 
-def _on_hub(name: str) -> Path:
+def on_hub(name: str, check: Callable[[Path], object] = load_config) -> Path:
     """The folder of a model of the Hub: fetched, or from the cache where the Hub is out of reach.
 
-    A model that is not ours is refused before its weights are fetched.
+    `check` gets a folder with config.json alone, and raises for a model that is not wanted, before its weights are
+    fetched: for one that is not ours, by default.
     """
     require("huggingface_hub", f"model {name!r}: a model of the Hugging Face Hub")
     from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url, snapshot_download
@@ -172,7 +173,7 @@ def _on_hub(name: str) -> Path:
         unreachable = error
     cached = unreachable is not None
     try:
-        load_config(Path(hf_hub_download(name, CONFIG, local_files_only=cached)).parent)
+        check(Path(hf_hub_download(name, CONFIG, local_files_only=cached)).parent)
     except LocalEntryNotFoundError as error:
         raise unreachable or error from None
     folder = Path(snapshot_download(name, allow_patterns=list(_HUB_FILES), local_files_only=cached))

@@ -15,6 +15,7 @@ from gsa.mixers.attention import Attention
 from gsa.mixers.base import Mixer
 from gsa.mixers.convolution import ShortConvolution
 from gsa.mixers.heads import HeadMixer
+from gsa.mixers.hybrid import Hybrid
 from gsa.models.config import ModelConfig
 from gsa.models.init import without_memory
 from gsa.models.lm import LM
@@ -117,7 +118,8 @@ def flops_per_token(config: ModelConfig, length: int) -> float:
     - every weight of a linear map or a convolution, 2 each time it is used; the head too, tied or not;
     - attention: 4 x width of all query heads x tokens that a token sees on average, itself and its window respected;
     - recurrent mixers: 2 for each number of their state to write, and 2 for each to read, of which grouped query heads
-      read the same ones. That is the recurrence; the chunkwise form that runs does more, which does not count.
+      read the same ones. That is the recurrence; the chunkwise form that runs does more, which does not count;
+    - hybrid: both, and its gates and slot queries, where a token sees sinks and slots.
 
     Not counted are the look-up of embeddings, norms, activations, gates and softmaxes, the loss and the optimiser, and
     what gradient checkpointing computes again.
@@ -149,14 +151,34 @@ def block_flops(block: nn.Module, length: int) -> float:
     return total
 
 
+def _seen_on_average(length: int, most: int) -> float:
+    """Tokens 1 to `most` see as many, those behind them `most`."""
+    seen = min(length, most)
+    return (seen * (seen + 1) / 2 + (length - seen) * seen) / length
+
+
+def _slot_flops(mixer: Attention, length: int) -> float:
+    """Of the slots of `hybrid`, which only tokens behind the window and the sinks write and read."""
+    if not isinstance(mixer, Hybrid):
+        return 0.0
+    options = mixer.options
+    weights = mixer.slot_router.weight.numel() + mixer.slot_query.numel()
+    memory = options.key_width * options.num_slots * (options.kv_heads + options.heads)  # written once, read by queries
+    late = max(length - options.window - options.num_sinks, 0) / length
+    return late * (2 * weights + 4 * memory)
+
+
 def _memory_flops(mixer: Mixer, length: int) -> float:
     """What a mixer does to its memory at a token, in the pass forward."""
     options: Any = mixer.options
     if isinstance(mixer, Attention):
-        seen = min(length, length if options.window is None else options.window)
-        # Tokens 1 to `seen` see as many, those behind them `seen`.
-        context = (seen * (seen + 1) / 2 + (length - seen) * seen) / length
-        return 4 * options.heads * options.key_width * context
+        window = length if options.window is None else options.window
+        context = _seen_on_average(length, window)
+        if isinstance(mixer, Hybrid):
+            # The first token that sees a sink is the one behind the window, and so on.
+            beyond = max(length - window, 0)
+            context += _seen_on_average(beyond, options.num_sinks) * beyond / length if beyond else 0.0
+        return 4 * options.heads * options.key_width * context + _slot_flops(mixer, length)
     written = mixer.state_size
     assert written is not None
     if not isinstance(mixer, HeadMixer):

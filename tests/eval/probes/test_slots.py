@@ -74,6 +74,26 @@ def test_slot_use_is_that_of_the_equations(case: str, monkeypatch: pytest.Monkey
     assert found[0].reads.shape[1] == (2 if case in CASES[1:4] else 4)
 
 
+def test_slots_of_a_hybrid_are_used_when_tokens_leave_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gsa.eval.probes.slot_use.MAX_READ", 4)
+    engine, inputs = Model.load(model("hybrid mixer"), weights="fp32", compute="fp32"), []
+    mixer = engine.lm.model.layers[0].mixer
+    mixer.register_forward_pre_hook(lambda _, x: inputs.append(x[0]))
+    use, *_ = slot_use(engine, ids(1, 9)[0].tolist())
+    first = mixer.options.window + mixer.options.num_sinks
+    assert not use.writes[:first].any()
+    assert not use.reads[:first].any()
+    assert use.reads[first:].sum(-1).allclose(torch.ones(()))
+    with torch.inference_mode():
+        _, k, v = mixer.project(torch.cat(inputs, 1))
+        left = slice(mixer.options.num_sinks, 9 - mixer.options.window)
+        log_gates, taken = (x[0, left] for x in mixer.slot_router(k, v))
+    assert (use.log_gates[first:] - log_gates).abs().max() < 1e-5
+    assert (use.writes[first:] - taken).abs().max() < 1e-5
+    assert (use.half_lives - torch.log(torch.tensor(2.0)) / -log_gates.mean(0)).abs().max() < 1e-2
+    assert (use.effective()["read_by_token"] <= 4).all()
+
+
 def use_of(writes: list, reads: list, gates: list) -> SlotUse:
     """One key/value head; a query head for each list of reads."""
     log_gates = torch.tensor(gates).log()[:, None]

@@ -23,9 +23,10 @@ from gsa.infer.runner import MAX_READ
 from gsa.mixers.registry import MIXERS, option_names
 from gsa.ops.api import gated_linear_attention
 from gsa.ops.bounded_memory import write_gates
-from gsa.ops.calls import BoundedMemoryCall, SlotCall
+from gsa.ops.calls import BoundedMemoryCall, JoinedSlotsCall, SlotCall
+from gsa.ops.portable_slots import ThroughLinear
 from gsa.ops.readout import READOUTS
-from gsa.ops.registry import watch
+from gsa.ops.registry import find, watch
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,8 @@ class SlotUse:
     layer: int
     mixer: str
     writes: Tensor
-    """Write strengths [T, H, M]: 1 - alpha of GSA, phi of ABC; 1 replaces what the slot holds."""
+    """Write strengths [T, H, M]: 1 - alpha of GSA, phi of ABC; 1 replaces what the slot holds. In a hybrid, a token
+    writes the one that leaves its window, and the first tokens of a text nothing."""
     reads: Tensor
     """Shares of what a token reads [T, HQ, M]: the softmax over slots. Of other readouts, the share of the absolute
     weights."""
@@ -65,9 +67,10 @@ class SlotUse:
     def half_lives(self) -> Tensor:
         """Tokens after which half of what a slot holds is forgotten [H, M], from its mean log gate; inf: never.
 
-        The first token is left out: there is nothing to forget yet.
+        The first token is left out: there is nothing to forget yet. So are tokens that write nothing.
         """
-        return math.log(2) / self.log_gates[1:].double().mean(0).abs()  # of 0, inf
+        count = (self.writes[1:] != 0).flatten(1).any(1).sum().clamp(min=1)
+        return math.log(2) / (self.log_gates[1:].double().sum(0) / count).abs()  # of 0, inf
 
     @cached_property
     def written(self) -> Tensor:
@@ -96,7 +99,8 @@ class SlotUse:
 
         `written` and `read` are of the whole text, `read_by_token` is of single tokens, on average.
         """
-        by_token = entropy(self.reads.double()).mean(0)  # [HQ]
+        read = (self.reads != 0).any(-1).sum(0).clamp(min=1)  # tokens that read from slots [HQ]
+        by_token = entropy(self.reads.double()).sum(0) / read
         return {
             "written": entropy(self.written).exp(),
             "read": entropy(self.read).exp(),
@@ -151,10 +155,10 @@ def slot_use(model: Model, ids: Sequence[int], progress: Callable[[int], None] |
         borders = torch.tensor([0, piece.shape[1]], device=model.device)  # packed, so that no piece is a single step
         with watch(seen.append):
             _, state = model.lm.model(piece, state, cu_seqlens=borders)
-        calls = [call for call in seen if isinstance(call, SlotCall | BoundedMemoryCall)]
+        calls = [call for call in seen if type(call) in _MEASURES]
         assert len(calls) == len(layers), "a layer with slots calls the operator once"
         for found, call in zip(pieces, calls, strict=True):
-            found.append(_of_bounded(call) if isinstance(call, BoundedMemoryCall) else _of_slots(call))
+            found.append(_MEASURES[type(call)](call))
         if progress is not None:
             progress(begin + piece.shape[1])
     mixers = [model.config.layers[number].mixer for number in layers]
@@ -186,3 +190,18 @@ def _measured(call: SlotCall | BoundedMemoryCall, writes: Tensor, log_gates: Ten
     )
     reads = shares(READOUTS[readout].apply(scores).abs())
     return writes[0].float().cpu(), reads[0].float().cpu(), log_gates[0].float().cpu()
+
+
+def _of_joined(call: JoinedSlotsCall) -> _Piece:
+    linear = ThroughLinear(find("gated_linear_attention", "auto", call.q.device))
+    logits, *_ = linear.logits(call)
+    weights = logits.softmax(-1).masked_fill(logits == torch.finfo(logits.dtype).min, 0.0)  # of empty slots
+    reads = weights.flatten(2, 3)
+    return call.s[0].float().cpu(), reads[0].float().cpu(), call.g[0].float().cpu()
+
+
+_MEASURES: dict[type, Callable[[Any], _Piece]] = {
+    SlotCall: _of_slots,
+    BoundedMemoryCall: _of_bounded,
+    JoinedSlotsCall: _of_joined,
+}

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gsa.errors import GSAError
-from gsa.ops.calls import LinearCall, SlotCall
+from gsa.ops.calls import JoinedSlotsCall, LinearCall, SlotCall
 from gsa.ops.memory import address, located, readable
 from gsa.ops.native.library import check_memory
 from gsa.ops.native.structs import CHUNK, DTYPE_CODES, STATUS_CODES, GsaShape, GsaTensor, int32
@@ -104,7 +104,7 @@ def heads_and_queries(q: Tensor, heads: int) -> tuple[int, int]:
     return int32("heads", heads), queries
 
 
-def kept_states(call: LinearCall | SlotCall) -> int:
+def kept_states(call: LinearCall | SlotCall | JoinedSlotsCall) -> int:
     """How many states the forward pass may keep.
 
     They lie in one dimension. With this number as a size of its own, torch's compilers would take one and several for

@@ -20,7 +20,7 @@ from gsa.ops import native
 from gsa.ops.forks import has_gnu_openmp
 from gsa.ops.native import structs
 
-ABI = 8
+ABI = 9
 """Of csrc/native.h: a library with another number is a leftover of another version."""
 
 _FUNCTIONS = (
@@ -38,6 +38,8 @@ _FUNCTIONS = (
     "gsa_linear_attention",
     "gsa_slot_attention",
     "gsa_slot_attention_step",
+    "gsa_window_attention",
+    "gsa_joined_slots",
     "gsa_selective_scan",
     "gsa_rows",
     "gsa_cross_entropy",

@@ -50,7 +50,7 @@ FUNCTION_CODES = {
 }
 """Functions that decoding has compiled, entry by entry."""
 GATE_CODES = {"none": 0, "forget": 1, "write": 2}
-MEMORY_CODES = {"slots": 0, "linear": 1, "scan": 2, "cache": 3}
+MEMORY_CODES = {"slots": 0, "linear": 1, "scan": 2, "cache": 3, "hybrid": 4}
 """What a layer remembers with."""
 ROWS_CODES = {"rms_norm": 0, "swiglu": 1, "skip_gate": 2, "softplus": 3}
 """Functions of rows."""
@@ -100,6 +100,32 @@ class GsaSlotAttention(Structure):
         *_fields(c_void_p, "initial_k initial_v final_k final_v kept_k kept_v"),
         *_fields(GsaTensor, "d_o dq dk dv dg ds"),
         *_fields(c_void_p, "dfinal_k dfinal_v dinitial_k dinitial_v"),
+    ]
+
+
+class GsaWindowAttention(Structure):
+    _fields_ = [
+        ("shape", GsaShape),
+        ("window", c_int64),
+        *_fields(POINTER(c_int64), "shifts firsts befores"),
+        ("sinks", c_int32),
+        *_fields(GsaTensor, "q k v o sink_q sink_k sink_v lse"),
+        *_fields(GsaTensor, "d_o d_lse dq dk dv dsink_q dsink_k dsink_v"),
+    ]
+
+
+class GsaJoinedSlots(Structure):
+    _fields_ = [
+        ("shape", GsaShape),
+        *_fields(GsaTensor, "q k v g s o slots near near_lse"),
+        *_fields(c_void_p, "slot_scale slot_mass slot_bias"),
+        *_fields(c_void_p, "initial_k initial_v initial_mass"),
+        *_fields(c_void_p, "final_k final_v final_mass"),
+        *_fields(c_void_p, "kept_k kept_v kept_mass"),
+        *_fields(GsaTensor, "d_o dq dk dv dg ds d_near d_near_lse"),
+        *_fields(c_void_p, "dslot_scale dslot_mass dslot_bias"),
+        *_fields(c_void_p, "dfinal_k dfinal_v dfinal_mass"),
+        *_fields(c_void_p, "dinitial_k dinitial_v dinitial_mass"),
     ]
 
 
@@ -210,6 +236,16 @@ class GsaCache(Structure):
     _fields_ = [*_fields(c_void_p, "caches capacities begins"), ("window", c_int64)]
 
 
+class GsaHybrid(Structure):
+    _fields_ = [
+        *_fields(c_int64, "sink_query slot_query left inverse log_mass"),
+        *_fields(c_void_p, "router_weight query_weight router_bias rates scale mass_power bias"),
+        *_fields(c_void_p, "sink_keys sink_values mass"),
+        *_fields(c_double, "temperature least"),
+        *_fields(c_int32, "sinks bf16 own_positions"),
+    ]
+
+
 class GsaScan(Structure):
     _fields_ = [
         *_fields(c_int64, "u dt B C gate y"),
@@ -240,6 +276,7 @@ class GsaBlock(Structure):
         ("heads", GsaHeads),
         ("memory", GsaMemory),
         ("cache", GsaCache),
+        ("hybrid", GsaHybrid),
         ("scan", GsaScan),
         ("output", GsaOutput),
         ("mlp", GsaMlp),
@@ -270,6 +307,8 @@ STRUCTURES = (
     GsaShape,
     GsaLinearAttention,
     GsaSlotAttention,
+    GsaWindowAttention,
+    GsaJoinedSlots,
     GsaStep,
     GsaSelectiveScan,
     GsaRows,
@@ -282,6 +321,7 @@ STRUCTURES = (
     GsaHeads,
     GsaMemory,
     GsaCache,
+    GsaHybrid,
     GsaScan,
     GsaOutput,
     GsaMlp,

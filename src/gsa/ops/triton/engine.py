@@ -1,4 +1,7 @@
-"""The engine `triton`: kernels for NVIDIA's and AMD's GPUs. It has no selective scan and no matrix-vector products."""
+"""The engine `triton`: kernels for NVIDIA's and AMD's GPUs.
+
+It has no selective scan, no windows of attention, no joined slots and no matrix-vector products.
+"""
 
 from gsa.ops.bounded_memory import ThroughSlots
 from gsa.ops.calls import GATED_LINEAR_ATTENTION, GATED_SLOT_ATTENTION

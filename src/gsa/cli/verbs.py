@@ -64,6 +64,10 @@ GSA = Group(
             "gsa.cli.models:import_",
             "Turns a checkpoint of flash-linear-attention into one of ours, which transformers loads too.",
         ),
+        "convert": Verb(
+            "gsa.cli.convert:convert",
+            "Turns a pretrained Transformer into a model of ours, with its weights and its tokenizer.",
+        ),
         "tokenizer": Group(
             "Tokenizers of your own.",
             {

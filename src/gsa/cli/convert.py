@@ -1,0 +1,97 @@
+"""`gsa convert`."""
+
+from __future__ import annotations
+
+import json as json_module
+from dataclasses import asdict
+from typing import Literal
+
+
+def convert(
+    source: str = "",
+    out: str = "",
+    to: Literal["hybrid", "gsa", "gla", "retnet", "supra", "attention"] = "hybrid",
+    window: int | None = None,
+    sinks: int | None = None,
+    slots: int | None = None,
+    slot_router: Literal["softmax", "gates"] | None = None,
+    slot_positions: Literal["window", "own"] | None = None,
+    feature_map: str | None = None,
+    paper: bool = False,
+    calibrate: str | None = None,
+    calibrate_tokens: int = 8192,
+    dtype: Literal["fp32", "bf16", "fp16"] | None = None,
+    seed: int = 0,
+    plan: bool = False,
+    verify: str | None = None,
+    json: bool = False,
+) -> None:
+    """Turns a pretrained Transformer into a model of ours, with its weights and its tokenizer.
+
+    Reads Llama, Mistral, Qwen2 and Qwen3: a folder with config.json and safetensors, a name of the Hugging Face Hub, or
+    a GGUF file. Embeddings, norms, projections and MLPs are copied as they are. What cannot be represented is refused
+    by name, before anything is written.
+
+    With --verify, a converted folder is checked instead, and the command fails if a check does.
+
+    Args:
+        source: Folder, GGUF file, or name of the Hub (owner/name).
+        out: Folder to write, new or empty.
+        to: Mixer of the student; attention is the same model, unchanged.
+        window: Tokens that are seen exactly, for hybrid; 64 by default.
+        sinks: First tokens that are kept for ever, for hybrid; 4 by default.
+        slots: Memory slots of each key/value head, for hybrid and gsa; 64 by default.
+        slot_router: How slots share a token, for hybrid: by a softmax, as clusters of keys, or by gates, by time.
+        slot_positions: Rotary positions of what slots hold, for hybrid; own by default.
+        feature_map: Applied to queries and keys, for gla, retnet and supra.
+        paper: Take the plain form of the paper, for gsa and gla.
+        calibrate: Text that new weights are calibrated on; a book of the package by default.
+        calibrate_tokens: Tokens of that text; 0 for no calibration.
+        dtype: Of the weights; by default as they are, and fp32 for GGUF files.
+        seed: Of what begins at random.
+        plan: Print what would be done, and change nothing.
+        verify: Check this converted folder; its source is the one it was made from, unless another is named.
+        json: Print JSON instead of text.
+    """
+    from gsa.convert import Choices, prepare
+    from gsa.convert import convert as convert_
+    from gsa.errors import GSAError
+    from gsa.table import show
+
+    if verify is not None:
+        from gsa.convert.verify import table, verify_folder
+
+        checks = verify_folder(verify, source or None)
+        show([asdict(check) for check in checks], [table(verify, checks)], json=json)
+        if not all(check.passed for check in checks):
+            raise SystemExit(1)
+        return
+    if not source:
+        raise GSAError("convert: the source is missing, expected a folder, a GGUF file, or a name of the Hub")
+    choices = Choices(
+        to=to,
+        paper=paper,
+        slots=slots,
+        window=window,
+        sinks=sinks,
+        slot_router=slot_router,
+        slot_positions=slot_positions,
+        feature_map=feature_map,
+        seed=seed,
+    )
+    if plan:
+        from gsa.convert.plan import cost_table, mapping_tables, report
+
+        conversion = prepare(source, choices, dtype)
+        if json:
+            print(json_module.dumps(report(conversion), indent=2))
+        else:
+            show(None, [*mapping_tables(conversion), cost_table(conversion)])
+        return
+    if not out:
+        raise GSAError("convert: the folder to write is missing")
+    done = convert_(source, out, choices, dtype, text=calibrate, tokens=calibrate_tokens)
+    if json:
+        print(json_module.dumps(asdict(done), indent=2, default=str))
+    else:
+        print(f"{to}: {done.parameters:,} parameters, {done.dtype} -> {out}, with {', '.join(done.files)}")

@@ -1,0 +1,150 @@
+"""What is new in a student begins with figures of its teacher, measured on a little text, layer by layer.
+
+Half-lives of the gates of `gsa` and `gla` are quantiles of how far back the teacher looks. For `hybrid` see
+gsa.convert.slots.
+
+Shape letters: N texts, T time, D model width.
+"""
+
+from __future__ import annotations
+
+import lzma
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from gsa import pretrained
+from gsa.console import read_text
+from gsa.convert.distances import gate_bias, measured, quantiles, spread
+from gsa.convert.slots import hybrid_weights
+from gsa.data.tokenizer import JSON, load_tokenizer
+from gsa.errors import GSAError, memory_errors
+from gsa.eval.progress import Progress
+from gsa.mixers.sequences import sequences_of
+from gsa.models.backbone import Block
+from gsa.models.init import without_memory
+
+if TYPE_CHECKING:
+    from gsa.convert.run import Conversion
+
+LENGTH = 1024
+"""Tokens of each piece of text, if the teacher was trained for so many and windows leave enough of them."""
+BEYOND = 4
+"""How many times longer than window and sinks a piece is."""
+TOKENS = 8192
+"""Tokens of text, by default."""
+BOOK = "sense-and-sensibility"
+"""The text of the package that is read by default."""
+CALIBRATED = ("gsa", "gla", "hybrid")
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """New weights by name, and what they come from."""
+
+    weights: dict[str, Tensor]
+    facts: list[dict[str, Any]]
+    """Of each layer: half-lives by quantile; of a hybrid also shares of the softmax and biases."""
+    text: str
+    tokens: int
+
+
+def pieces(conversion: Conversion, folder: Path, text: str | None, tokens: int) -> tuple[Tensor, str]:
+    """Ids [N, T] of a text, by the tokenizer in a folder; and what the text is called."""
+    if not (folder / JSON).exists():
+        raise GSAError(
+            f"convert: {conversion.source.name} has no {JSON}, which calibration needs; --calibrate-tokens 0 goes "
+            "without it"
+        )
+    near = _near(conversion)
+    longest = max(LENGTH, BEYOND * near)
+    length = min(longest, tokens, conversion.teacher.context or longest)
+    if length <= near + 1:
+        raise GSAError(
+            f"convert: nothing lies beyond window and sinks of {near} tokens in texts of {length} "
+            "(--calibrate-tokens, or the teacher's context): choose a smaller window, or --calibrate-tokens 0"
+        )
+    content = _book() if text is None else read_text(text)
+    wanted = max(tokens // length, 1) * length
+    (ids,) = load_tokenizer(folder).encode([content[: 16 * wanted]])
+    if len(ids) < length:
+        name = BOOK if text is None else text
+        raise GSAError(f"convert: {name} has {len(ids)} tokens, calibration needs at least {length}")
+    count = min(len(ids), wanted) // length
+    name = f"{BOOK} (in the package)" if text is None else Path(text).name
+    return torch.tensor(ids[: count * length].astype("int64")).view(count, length), name
+
+
+def _book() -> str:
+    path = Path(pretrained.__file__).parent / "books" / f"{BOOK}.txt.xz"
+    return lzma.decompress(path.read_bytes()).decode("utf-8")
+
+
+def _near(conversion: Conversion) -> int:
+    """Window and sinks of a student that has them."""
+    options: Any = conversion.student.layers[0]
+    return options.window + options.num_sinks if conversion.choices.to == "hybrid" else 0
+
+
+def calibrate(conversion: Conversion, ids: Tensor, text: str, new: dict[str, Tensor]) -> Calibration:
+    """The new weights that the teacher has something to say about. One layer of it is in memory at a time."""
+    source, weights, facts = conversion.source, dict[str, Tensor](), list[dict[str, Any]]()
+    with torch.no_grad(), memory_errors("convert"), Progress(len(conversion.student.layers), "layers") as progress:
+        x = source.read(conversion.mapping.copied["model.embeddings.weight"])[ids].float()
+        for number in range(len(conversion.student.layers)):
+            block, prefix = teacher_block(conversion, number), f"model.layers.{number}.mixer."
+            own = {name.removeprefix(prefix): value for name, value in new.items() if name.startswith(prefix)}
+            found, fact = STUDENTS[conversion.choices.to](conversion, block.mixer, block.mixer_norm(x), own, number)
+            weights |= {prefix + name: value for name, value in found.items()}
+            facts.append({"layer": number, **fact})
+            x, _ = block(x, None, sequences_of(x, None, "convert"), False, None)
+            progress.advance()
+    return Calibration(weights, facts, text, ids.numel())
+
+
+def teacher_block(conversion: Conversion, number: int) -> Block:
+    """A layer of the teacher, in fp32."""
+    config, prefix = conversion.teacher.config, f"model.layers.{number}."
+    with without_memory():
+        block = Block(config, config.layers[number])
+    own = {name: their for name, their in conversion.mapping.copied.items() if name.startswith(prefix)}
+    weights = {name.removeprefix(prefix): conversion.source.read(their).float() for name, their in own.items()}
+    block.load_state_dict(weights, assign=True)
+    return block.eval()
+
+
+def _gsa(
+    conversion: Conversion, mixer: Any, x: Tensor, own: dict[str, Tensor], number: int
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Biases of gates from tokens: half-lives for the gates' mean logits."""
+    options: Any = conversion.student.layers[number]
+    half_lives = quantiles(measured(mixer, x, 0, 0).ages, options.num_slots)
+    return {"f_proj.bias": gate_bias(half_lives, options, own["f_proj.weight"] @ x.mean((0, 1)))}, spread(half_lives)
+
+
+def _gla(
+    conversion: Conversion, mixer: Any, x: Tensor, own: dict[str, Tensor], number: int
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    options: Any = conversion.student.layers[number]
+    width = own["gk_proj.1.bias"].numel() // options.kv_heads
+    half_lives = quantiles(measured(mixer, x, 0, 0).ages, width)
+    logits = own["gk_proj.1.weight"] @ (own["gk_proj.0.weight"] @ x.mean((0, 1)))
+    return {"gk_proj.1.bias": gate_bias(half_lives, options, logits)}, spread(half_lives)
+
+
+def _hybrid(
+    conversion: Conversion, mixer: Any, x: Tensor, own: dict[str, Tensor], number: int
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    return hybrid_weights(conversion.student.layers[number], mixer, x, own, conversion.choices.seed + number)
+
+
+STUDENTS: dict[str, Callable[..., tuple[dict[str, Tensor], dict[str, Any]]]] = {
+    "gsa": _gsa,
+    "gla": _gla,
+    "hybrid": _hybrid,
+}
+"""How the new weights of a layer are found: its teacher's mixer and inputs, and the weights as they begin."""

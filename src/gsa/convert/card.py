@@ -28,7 +28,7 @@ def card(conversion: Conversion, name: str, companions: Sequence[str], calibrati
         "\n".join([*lines, "---"]),
         f"# {name}",
         f"Converted with {DISTRIBUTION} from `{source}`, a model of the kind {teacher.family}. Nothing has been "
-        "trained: what is new is as it begins, and `gsa distill` trains it.",
+        "trained: what is new is as it begins.",
         f"Chosen: {chosen}.",
         *("\n\n".join([table.markdown(), *table.notes]) for table in mapping_tables(conversion)),
         *([] if calibration is None else [_calibrated(calibration)]),

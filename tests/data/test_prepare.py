@@ -45,7 +45,7 @@ def corpus(folder: Path) -> list[str]:
 
 
 @pytest.mark.usefixtures("small_blocks")
-@pytest.mark.parametrize("tokenizer", ["bytes", "bpe", "mistral"])
+@pytest.mark.parametrize("tokenizer", ["bytes", "bpe", pytest.param("mistral", marks=pytest.mark.slow)])
 def test_nothing_is_lost_and_processes_change_nothing(tmp_path: Path, bpe: str, tokenizer: str) -> None:
     expected = corpus(tmp_path / "in")
     name = bpe if tokenizer == "bpe" else tokenizer

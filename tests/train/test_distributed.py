@@ -63,7 +63,8 @@ def test_two_processes_train_as_one_and_go_on_as_one(folder: Path, tmp_path: Pat
     assert_same_run(run, folder / "one")
 
 
-@pytest.mark.parametrize("engine", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["ddp", "fsdp"])
 def test_what_one_process_began_two_go_on_with(folder: Path, tmp_path: Path, engine: str) -> None:
     run = tmp_path / engine
     train(run_settings(folder, str(run), keep_last=10))

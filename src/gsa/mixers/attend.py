@@ -16,7 +16,7 @@ from gsa.ops.state import compute_dtype
 
 QUERIES = 512
 """Queries taken at a time where a mask or scores against all keys are held in memory."""
-MANY = 32
+MANY = 16
 """Queries from which on a window is worth a call of the native engine."""
 
 

@@ -38,7 +38,7 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(traffic, "_counts_so_far", COUNTED)
 
 
-@pytest.mark.parametrize(("segments", "chunks"), [(1, 3), (3, 2)])
+@pytest.mark.parametrize(("segments", "chunks"), [(1, 3), pytest.param(3, 2, marks=pytest.mark.slow)])
 def test_longer_sequences_do_what_shorter_ones_foretell(narrow: None, segments: int, chunks: int) -> None:
     known = ((1, 1), (1, 2)) if segments == 1 else ((2, 1), (3, 1), (2, 2))
     counts = {at: traffic._counted(TARGETS["sm_90"], *at) for at in (*known, (segments, chunks))}

@@ -314,6 +314,10 @@ def byte_count(count: int) -> str:
 
 def free_bytes(path: Path) -> int:
     """Free bytes where a path is, or would be."""
-    while not path.exists():
-        path = path.parent
-    return shutil.disk_usage(path).free
+    while True:
+        try:
+            return shutil.disk_usage(path).free
+        except (FileNotFoundError, NotADirectoryError):  # it is not there, or another process has just replaced it
+            if path == path.parent:
+                raise
+            path = path.parent

@@ -4,8 +4,7 @@
 //     n_t = a_t n_{t-1} + s_t
 //     x_i = e^t score_i / n_i + c ln n_i + b,  -inf while n_i = 0    o = near w + sum_i e^(x_i - total) V~_i / n_i
 //
-// with t, c, b of a query head, total = log(e^near_lse + sum_i e^x_i) and w = e^(near_lse - total). A token whose gates
-// are all 0 writes nothing.
+// with t, c, b of a query head, total = log(e^near_lse + sum_i e^x_i) and w = e^(near_lse - total).
 #pragma once
 
 #include "slot_passes.h"

@@ -146,7 +146,9 @@ class GGUFSource(Source):
         stored = self._stored[self._names[name]]
         try:
             x = torch.from_numpy(self._quants.dequantize(stored.data, stored.tensor_type).copy())
-        except Exception as error:
+        except MemoryError:
+            raise
+        except Exception as error:  # broken files make it fail in any way
             raise GSAError(f"convert: {self.place}: tensor {stored.name} cannot be read: {first_line(error)}") from None
         x = x.reshape(self.tensors[name].shape)
         heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(name.split(".")[-2])

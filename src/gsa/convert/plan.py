@@ -24,7 +24,7 @@ _BEGINNINGS = {
     "slot_router.weight": "clusters of the teacher's keys (gates: normal); without calibration normal",
     "slot_router.bias": "the same (gates: half-lives); without calibration 0 (gates: 16 to 1024 tokens)",
     "slot_router.log_rate": "a slot comes to stand for 64 tokens",
-    "slot_bias": "slots have the teacher's share beyond the window; without calibration 0",
+    "slot_bias": "outputs are as close to the teacher's as they can be; without calibration 0",
     "slot_query": "0",
     "slot_scale": "0",
     "slot_mass": "1",
@@ -89,7 +89,7 @@ def _embedding(config: ModelConfig) -> int:
 
 
 def seconds(conversion: Conversion) -> float:
-    """About how long the conversion takes: one tensor is read for it; writing takes about as long as reading."""
+    """About how long the conversion takes without calibration: one tensor is read for it; writing takes about as long as reading."""
     name, own = max(conversion.mapping.copied.items(), key=lambda pair: conversion.sizes[pair[0]])
     began = time.monotonic()
     checked(conversion.source.read(own), own, conversion.source, conversion.dtype)
@@ -147,7 +147,7 @@ def cost_table(conversion: Conversion) -> Table:
     parameters = sum(conversion.sizes.values()) // conversion.dtype.itemsize
     dtype = str(conversion.dtype).removeprefix("torch.")
     notes = [f"{parameters:,} parameters, {byte_count(conversion.nbytes)} in {dtype}; state and cache in fp32."]
-    notes.append(f"The conversion takes about {seconds(conversion):.0f} s.")
+    notes.append(f"Without calibration, the conversion takes about {seconds(conversion):.0f} s.")
     return Table("Memory and operations", columns, costs(conversion.teacher, conversion.student), notes)
 
 

@@ -89,7 +89,7 @@ def _embedding(config: ModelConfig) -> int:
 
 
 def seconds(conversion: Conversion) -> float:
-    """About how long the conversion takes without calibration: one tensor is read for it; writing takes about as long as reading."""
+    """About how long the conversion takes without calibration: one tensor is read for it, and writing takes as long."""
     name, own = max(conversion.mapping.copied.items(), key=lambda pair: conversion.sizes[pair[0]])
     began = time.monotonic()
     checked(conversion.source.read(own), own, conversion.source, conversion.dtype)

@@ -68,6 +68,10 @@ GSA = Group(
             "gsa.cli.convert:convert",
             "Turns a pretrained Transformer into a model of ours, with its weights and its tokenizer.",
         ),
+        "distill": Verb(
+            "gsa.distill.settings:DistillSettings",
+            "Trains a converted model to do what its teacher does; the same command again goes on where it stopped.",
+        ),
         "tokenizer": Group(
             "Tokenizers of your own.",
             {

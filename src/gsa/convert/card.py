@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from gsa.convert.run import Conversion
 
 
+UNTRAINED = "Nothing has been trained: what is new is as it begins."
+
+
 def card(conversion: Conversion, name: str, companions: Sequence[str], calibration: Calibration | None) -> str:
     """README.md in Markdown, with the front matter that the Hugging Face hub reads."""
     from gsa.convert.plan import cost_table, mapping_tables
@@ -27,8 +30,7 @@ def card(conversion: Conversion, name: str, companions: Sequence[str], calibrati
     parts = [
         "\n".join([*lines, "---"]),
         f"# {name}",
-        f"Converted with {DISTRIBUTION} from `{source}`, a model of the kind {teacher.family}. Nothing has been "
-        "trained: what is new is as it begins.",
+        f"Converted with {DISTRIBUTION} from `{source}`, a model of the kind {teacher.family}. {UNTRAINED}",
         f"Chosen: {chosen}.",
         *("\n\n".join([table.markdown(), *table.notes]) for table in mapping_tables(conversion)),
         *([] if calibration is None else [_calibrated(calibration)]),

@@ -92,11 +92,19 @@ class Steps(Dataset[list[MicroBatch]]):
         self.share = batch_size // world_size
         self.first = rank * self.share
 
+    @property
+    def tokens(self) -> int:
+        """Tokens of a step, over all processes."""
+        return self.batch_size * self.rows.length
+
     def __getitem__(self, step: int) -> list[MicroBatch]:
+        return [self.rows.micro_batch(chosen) for chosen in self.chosen(step)]
+
+    def chosen(self, step: int) -> list[list[int]]:
+        """The rows of a step, by micro-batch."""
         first = step * self.batch_size + self.first
-        chosen = [self.shuffle[position] for position in range(first, first + self.share)]
-        pieces = range(0, self.share, self.micro_batch_size)
-        return [self.rows.micro_batch(chosen[begin : begin + self.micro_batch_size]) for begin in pieces]
+        rows = [self.shuffle[position] for position in range(first, first + self.share)]
+        return [rows[begin : begin + self.micro_batch_size] for begin in range(0, self.share, self.micro_batch_size)]
 
     def run(self, begin: int, end: int, workers: int) -> Iterator[list[MicroBatch]]:
         """Steps begin..end-1 in order, loaded ahead by so many processes if any."""

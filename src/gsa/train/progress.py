@@ -65,7 +65,7 @@ class Progress:
         loss: float,
         lr: float,
         tokens_per_second: float,
-        peak_share: float,
+        peak_share: float | None,
         grad_norm: float,
         skipped: int,
         eval_loss: float | None = None,
@@ -85,8 +85,10 @@ class Progress:
             told.append(f"eval loss {eval_loss:.4f}")
         if skipped:
             told.append(f"{skipped} skipped")
-        told += [f"{_count(tokens_per_second)} tokens/s", f"{peak_share:.0%} of peak", f"lr {lr:.2e}"]
-        told.append(f"norm {grad_norm:.2f}")
+        told.append(f"{_count(tokens_per_second)} tokens/s")
+        if peak_share is not None:
+            told.append(f"{peak_share:.0%} of peak")
+        told += [f"lr {lr:.2e}", f"norm {grad_norm:.2f}"]
         if self._bar is not None:
             self._bar.update(self._task, completed=step, told="  ".join(told))
             if eval_loss is not None:

@@ -1,0 +1,132 @@
+"""A distillation before it starts: student, teacher, tokens and rows of evaluation are found and checked here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gsa.convert.load import load_teacher
+from gsa.convert.run import RECORD
+from gsa.data.batches import Rows
+from gsa.data.holdout import HELDOUT
+from gsa.data.shards import Tokens
+from gsa.data.tokenizer import JSON, load_tokenizer
+from gsa.devices import find_device
+from gsa.distill.settings import DistillSettings
+from gsa.errors import GSAError, raised_by
+from gsa.files import named, read_json
+from gsa.models.checkpoint import read_model
+from gsa.models.lm import LM
+from gsa.models.sizes import tensor_shapes
+from gsa.train.find import HUB_NAME
+from gsa.train.precision import AUTO, automatic, refuse_missing_unit
+from gsa.train.strategies import PRECISIONS
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a run works with."""
+
+    settings: DistillSettings
+    folder: Path
+    """Of the student as it was converted."""
+    record: dict[str, Any]
+    """How it was converted."""
+    student: LM
+    teacher: LM
+    new: set[str]
+    """The student's tensors that the teacher does not have."""
+    rows: Rows
+    evaluated: Tensor | None
+    """Texts [N, T] that neither learns from."""
+    precision: torch.dtype
+
+
+def prepare(settings: DistillSettings) -> Prepared:
+    """Everything that is needed; raises for the first thing that is wrong."""
+    folder = named(settings.student, "distill")
+    record = _record(folder)
+    tokens = Tokens.open(str(settings.data))
+    _check_tokenizer(tokens, folder)
+    if tokens.length < settings.length:
+        raise GSAError(
+            f"distill: data {tokens.folder} has {tokens.length} tokens, fewer than a row of {settings.length}"
+        )
+    evaluated = _evaluated(settings, tokens, folder)
+    device = find_device(settings.device, "distill")
+    precision = automatic(device) if settings.precision == AUTO else settings.precision
+    with raised_by("distill"):
+        refuse_missing_unit(precision, device)
+        student = read_model(folder, dtype=torch.float32).to(device)
+        teacher = _teacher(settings, record, student).to(device)
+    if tokens.tokenizer.vocab_size > student.config.vocab_size:
+        raise GSAError(
+            f"distill: data {tokens.folder} has {tokens.tokenizer.vocab_size} tokens, the student knows "
+            f"{student.config.vocab_size}"
+        )
+    new = set(tensor_shapes(student.config)) - set(tensor_shapes(teacher.config))
+    rows = Rows(tokens, settings.length, reset_at_documents=True)
+    return Prepared(settings, folder, record, student, teacher, new, rows, evaluated, PRECISIONS[precision])
+
+
+def _record(folder: Path) -> dict[str, Any]:
+    if not folder.is_dir():
+        raise GSAError(f"distill: {folder}: there is no such folder; `gsa convert` writes one")
+    record = read_json(folder / RECORD, made_by="gsa convert")
+    if not isinstance(record.get("source"), str):
+        raise GSAError(f"distill: {folder / RECORD}: expected the record of a conversion, with its source")
+    return record
+
+
+def _teacher(settings: DistillSettings, record: dict[str, Any], student: LM) -> LM:
+    """What the student was converted from."""
+    source = settings.teacher or record["source"]
+    if settings.teacher is None and not Path(source).exists() and not HUB_NAME.fullmatch(source):
+        raise GSAError(f"{source}, which the student was converted from, is not there: name it with teacher")
+    teacher = load_teacher(source)
+    config, theirs = student.config, teacher.config
+    for name in ("hidden_size", "num_hidden_layers", "vocab_size"):
+        if getattr(config, name) != getattr(theirs, name):
+            raise GSAError(
+                f"teacher {source} has {name} {getattr(theirs, name)}, the student {getattr(config, name)}: "
+                "it is not what the student was converted from"
+            )
+    return teacher
+
+
+def _check_tokenizer(tokens: Tokens, folder: Path) -> None:
+    if not (folder / JSON).exists():
+        raise GSAError(f"distill: {folder} has no {JSON}, so that nobody knows which tokens it reads")
+    found = load_tokenizer(str(folder)).fingerprint
+    if found != tokens.tokenizer.fingerprint:
+        raise GSAError(
+            f"distill: data {tokens.folder} was prepared with {tokens.tokenizer.name!r}, fingerprint "
+            f"{tokens.tokenizer.fingerprint[:12]}; the student's tokenizer has {found[:12]}"
+        )
+
+
+def _evaluated(settings: DistillSettings, tokens: Tokens, folder: Path) -> Tensor | None:
+    """Rows of one document each, spread evenly over what there is to evaluate on."""
+    if settings.eval_data is not None:
+        found = Tokens.open(settings.eval_data)
+        _check_tokenizer(found, folder)
+    elif tokens.manifest.options.get("holdout") is not None and (tokens.folder / HELDOUT).is_dir():
+        found = Tokens.open(tokens.folder / HELDOUT)
+    else:
+        return None
+    begins = sorted({0, *found.document_starts(0, found.length).tolist()})
+    ends = [*begins[1:], found.length]
+    places = [
+        place
+        for begin, end in zip(begins, ends, strict=True)
+        for place in range(begin, end - settings.length + 1, settings.length)
+    ]
+    if not places:
+        raise GSAError(f"distill: no document of {found.folder} has {settings.length} tokens (length)")
+    count = min(settings.eval_rows, len(places))
+    chosen = [places[i * len(places) // count] for i in range(count)]
+    return torch.stack([torch.from_numpy(found.read(place, place + settings.length)) for place in chosen])

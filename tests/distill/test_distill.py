@@ -1,0 +1,161 @@
+"""Whole distillations: what is trained and what is not, a stop and the way back, mistakes."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gsa.convert import load
+from gsa.distill import distill, stage
+from gsa.errors import GSAError
+from gsa.models.checkpoint import load_model, load_weights
+from tests.cli.running import run
+from tests.distill.small import material, settings, weights
+
+
+@pytest.mark.parametrize("to", ["hybrid", "gsa", "gla", "retnet", "supra"])
+def test_students_come_closer_to_their_teacher(tmp_path: Path, to: str) -> None:
+    done = distill(settings(material(tmp_path, to), max_tokens=40 * 128))
+    assert done.signal is None
+    assert list(done.report) == ["before", "align", "distil"]
+    before, after = (done.report[when][-1]["kl"] for when in ("before", "distil"))
+    assert after < before
+    assert torch.isfinite(load_model(tmp_path / "run" / "model")(torch.arange(50)[None]).logits).all()
+
+
+def test_new_parts_alone_are_trained_if_asked_for(tmp_path: Path) -> None:
+    """All else is the student's to the bit; and the record and the card tell."""
+    distill(settings(material(tmp_path), train="new"))
+    before, after = load_weights(tmp_path / "student"), weights(tmp_path)
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    record = json.loads((tmp_path / "run" / "model" / "convert.json").read_text())
+    assert changed
+    assert all(".slot_" in name for name in changed)
+    assert changed <= set(record["distilled"]["trained"])
+    assert record["distilled"]["tokens"] == {"align": 768, "distil": 768}
+    assert "Distilled from its teacher" in (tmp_path / "run" / "model" / "README.md").read_text()
+
+
+def test_all_can_be_trained(tmp_path: Path) -> None:
+    distill(settings(material(tmp_path), train="all"))
+    before, after = load_weights(tmp_path / "student"), weights(tmp_path)
+    same = {name for name in before if torch.equal(before[name], after[name])}
+    assert not {name for name in same if ".mlp" in name or "embeddings" in name or ".norm" in name}
+
+
+def test_updates_of_low_rank(tmp_path: Path) -> None:
+    """What the teacher has too differs by a matrix of that rank; the folder is an ordinary model."""
+    distill(settings(material(tmp_path), rank=2))
+    before, after = load_weights(tmp_path / "student"), weights(tmp_path)
+    assert before.keys() == after.keys()
+    for name in before:
+        if ".mixer." in name and "_proj" in name:
+            values = torch.linalg.svdvals((after[name] - before[name]).double())
+            assert values[1] > 0
+            assert values[2] < 1e-3 * values[0]
+
+
+@pytest.mark.parametrize("rank", [None, 2])
+@pytest.mark.parametrize("place", [3, 9])
+def test_a_run_that_was_stopped_goes_on_to_the_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int | None, place: int
+) -> None:
+    """In either stage, after Ctrl-C."""
+    material(tmp_path)
+    distill(settings(tmp_path, "whole", rank=rank))
+
+    steps = 0
+    step = stage.Stage._step
+
+    def counted(self: stage.Stage) -> Any:
+        nonlocal steps
+        steps += 1
+        if steps == place:
+            signal.raise_signal(signal.SIGINT)
+        return step(self)
+
+    monkeypatch.setattr(stage.Stage, "_step", counted)
+    stopped = distill(settings(tmp_path, rank=rank))
+    assert stopped.signal == signal.SIGINT
+    assert stopped.model is None
+    done = distill(settings(tmp_path, rank=rank))
+    assert steps == 12
+    assert done.model is not None
+    expected = weights(tmp_path, "whole")
+    for name, x in weights(tmp_path).items():
+        assert torch.equal(x, expected[name]), name
+
+
+def test_time_that_does_not_do_makes_fewer_steps(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """Told and recorded; with enough of it, all are taken."""
+    material(tmp_path)
+    more = {"data": tmp_path / "train", "length": 64, "max-tokens": 100_000, "max-hours": 1e-6, "align-share": 1}
+    given = [str(word) for name, value in more.items() for word in (f"--{name}", value)]
+    code, _, errors = run(capsys, "distill", tmp_path / "student", tmp_path / "run", *given)
+    assert code == 0
+    assert f"{stage.MEASURED} steps in the time there is, instead of 782" in errors
+    record = json.loads((tmp_path / "run" / "model" / "convert.json").read_text())
+    assert record["distilled"]["tokens"] == {"align": stage.MEASURED * 128}
+
+
+def test_the_teachers_likeliest_tokens_are_computed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another student finds them on disk; a file that is damaged is told."""
+    material(tmp_path)
+    distill(settings(tmp_path, align_share=0.0))
+    files = sorted((tmp_path / "train.logits").rglob("row-*.safetensors"))
+    assert files
+    monkeypatch.setattr("gsa.distill.likeliest.TeacherRows._computed", None)
+    distill(settings(tmp_path, "other", align_share=0.0, train="new"))
+    files[0].write_bytes(files[0].read_bytes()[:100])
+    with pytest.raises(GSAError, match=r"row-.*not a whole safetensors file"):
+        distill(settings(tmp_path, "third", align_share=0.0))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"data": None}, "data is missing"),
+        ({"data": "nowhere"}, "there is no such folder"),
+        ({"student": "nowhere"}, "there is no such folder; `gsa convert` writes one"),
+        ({"rank": 2, "train": "new"}, "rank does nothing with train new"),
+        ({"rank": 100}, "rank 100 is not low"),
+        ({"windows": "0,4"}, "whole numbers from 1"),
+        ({"batch_size": 3, "micro_batch_size": 2}, "multiple of micro_batch_size"),
+        ({"length": 2**20}, "fewer than a row of 1048576"),
+        ({"teacher": "nowhere"}, "'nowhere' was not found"),
+        ({"train": "some"}, "train must be one of new, attention, all"),
+    ],
+)
+def test_mistakes_are_told(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    material(tmp_path)
+    with pytest.raises(GSAError, match=message):
+        distill(settings(tmp_path, **changes))
+    assert not (tmp_path / "run" / "model").exists()
+
+
+def test_another_run_in_the_same_folder_is_refused(tmp_path: Path) -> None:
+    material(tmp_path)
+    distill(settings(tmp_path))
+    with pytest.raises(GSAError, match="other settings"):
+        distill(settings(tmp_path, seed=1))
+    again = distill(settings(tmp_path))  # nothing is left to do
+    assert again.model is not None
+
+
+def test_a_source_that_has_moved_is_named(tmp_path: Path) -> None:
+    material(tmp_path)
+    (tmp_path / "source").rename(tmp_path / "moved")
+    with pytest.raises(GSAError, match="name it with teacher"):
+        distill(settings(tmp_path))
+    distill(settings(tmp_path, teacher=str(tmp_path / "moved")))
+
+
+def test_a_teacher_loads_as_it_is(tmp_path: Path) -> None:
+    material(tmp_path, "attention")
+    ids = torch.arange(30)[None]
+    assert torch.equal(load.load_teacher(tmp_path / "source")(ids).logits, load_model(tmp_path / "student")(ids).logits)

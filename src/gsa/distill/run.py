@@ -9,7 +9,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from gsa.convert.by_position import compare
+from torch import Tensor
+
+from gsa.convert.by_position import Reading, compare_all
 from gsa.data.batches import Steps
 from gsa.distill.align import Align
 from gsa.distill.likeliest import TeacherRows, fingerprint
@@ -85,6 +87,7 @@ class _Run:
         }
         if settings.rank is not None:
             add_low_rank(student, prepared.new, settings.rank, settings.seed)
+        self.teacher_reading = _once(Reading.of(prepared.teacher))
         self.report = self._read_report()
 
     def go(self) -> Distilled:
@@ -167,7 +170,8 @@ class _Run:
         if prepared.evaluated is None or when in self.report:
             return
         rows = prepared.evaluated.to(prepared.student.lm_head.weight.device)
-        places = compare(prepared.student, prepared.teacher, rows, quiet=self.quiet).places()
+        student = {"student": Reading.of(prepared.student)}
+        places = compare_all(student, self.teacher_reading, rows, quiet=self.quiet)["student"].places()
         self.report[when] = [asdict(place) for place in places]
         with written(self.out / REPORT) as file:
             file.write_text(json.dumps({"facts": self.facts, "by_position": self.report}, indent=2) + "\n")
@@ -180,3 +184,16 @@ class _Run:
         if found.get("facts") != self.facts or not isinstance(found.get("by_position"), dict):
             raise GSAError(f"distill: {self.out} is of a run with other settings: choose another out")
         return found["by_position"]
+
+
+def _once(reading: Reading) -> Reading:
+    """A reading that keeps what it has found: the teacher reads the same texts for every table."""
+    kept: dict[bytes, Tensor] = {}
+
+    def features(ids: Tensor) -> Tensor:
+        key = ids.cpu().numpy().tobytes()
+        if key not in kept:
+            kept[key] = reading.features(ids)
+        return kept[key]
+
+    return Reading(features, reading.head)

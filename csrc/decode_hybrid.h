@@ -223,19 +223,19 @@ struct HybridAttention {
         multiply(k, hybrid.router_weight, 2 * h * K, M16, write);
         multiply(v, hybrid.router_weight, (2 * h + 1) * K, M16, write);
         if (hybrid.rates != nullptr)
-            share_by_softmax(hybrid.rates + h * M16, write, decay);
+            share_by_softmax(hybrid.rates + h * M16, hybrid.fades + h * M16, write, decay);
         else
             share_by_gates(write, decay);
         for (int64_t i = 0; i < M16; i += W) {
             const Vec<float> n = load(mass + i) * load(decay + i) + load(write + i);
             store(mass + i, n);
-            store(inverse + i, n > 0.0f ? 1.0f / n : Vec<float>{});
-            store(log_mass + i, n > 0.0f ? log_of_positive(n) : splat(-__builtin_inff()));
+            store(inverse + i, n > GSA_EMPTY ? 1.0f / n : Vec<float>{});
+            store(log_mass + i, n > GSA_EMPTY ? log_of_positive(n) : splat(-__builtin_inff()));
         }
     }
 
-    // Logits to shares, and what is kept: exp(-rate share).
-    void share_by_softmax(const float* rates, float* shares, float* decay) const {
+    // Logits to shares, and what is kept: exp(-rate share - fade).
+    void share_by_softmax(const float* rates, const float* fades, float* shares, float* decay) const {
         float highest = shares[0];
         for (int64_t i = 1; i < M; i++) highest = shares[i] > highest ? shares[i] : highest;
         Vec<float> total{};
@@ -248,7 +248,7 @@ struct HybridAttention {
         for (int64_t i = 0; i < M16; i += W) {
             const Vec<float> s = enough(load(shares + i) * inverse);
             store(shares + i, s);
-            store(decay + i, exp<float>(-load(rates + i) * s));
+            store(decay + i, exp<float>(-load(rates + i) * s - load(fades + i)));
         }
     }
 

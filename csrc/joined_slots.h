@@ -22,7 +22,7 @@ struct JoinedSlots : SlotPasses<T, JoinedSlots<T>, GsaJoinedSlots> {
 
     // Matrices [C, M], rows s.row apart.
     T* mass;              // n, after each token
-    T *per_n, *log_mass;  // 1 / n and ln n; both zero while n is
+    T *per_n, *log_mass;  // 1 / n and ln n; both zero while a slot is empty
     T* mass_gradient;     // of ln n
     T* near;              // [R * C, V], rows near_row apart
     T* near_weight;       // [R * C]: w
@@ -98,7 +98,7 @@ struct JoinedSlots : SlotPasses<T, JoinedSlots<T>, GsaJoinedSlots> {
             for (int f = 0; f < M; f += W) {
                 const ptrdiff_t at = i * s.row + f;
                 const Vec<T> n = load(mass + at);
-                const typename Simd<T>::Int there = n > T(0);
+                const typename Simd<T>::Int there = n > T(GSA_EMPTY);
                 const Vec<T> some = there ? n : splat(T(1));
                 store(per_n + at, there ? T(1) / some : Vec<T>{});
                 store(log_mass + at, log<T>(some));

@@ -293,6 +293,7 @@ constexpr GsaNumber kLayout[] = {
     FIELD(GsaHybrid, query_weight),
     FIELD(GsaHybrid, router_bias),
     FIELD(GsaHybrid, rates),
+    FIELD(GsaHybrid, fades),
     FIELD(GsaHybrid, scale),
     FIELD(GsaHybrid, mass_power),
     FIELD(GsaHybrid, bias),

@@ -7,7 +7,7 @@
 #define GSA_API __attribute__((visibility("default")))
 /* Raised whenever a function of this file changes its arguments or its meaning; Python refuses a library of another
    number. Structures and constants are compared one by one, see gsa_layout. */
-#define GSA_ABI 9
+#define GSA_ABI 10
 
 #ifdef __cplusplus
 extern "C" {
@@ -366,14 +366,16 @@ typedef struct {
    token is written to the slots when it leaves the window: the cache still holds it then. Of the memory, gates are [H,
    M16], and keys and values [states, H, K, M B] and [states, H, M, K B] are sums that are still to be divided by
    `mass`. V is K. */
+#define GSA_EMPTY 1e-30f /* a slot that stands for no more tokens is empty: quotients by `mass` stay finite */
+
 typedef struct {
     int64_t sink_query, slot_query; /* places of [HQ, K]: what sinks and slots are asked by */
     int64_t left;                   /* place of [H, 2 K]: key and value of the token that leaves the window */
     int64_t inverse, log_mass;      /* places of [H, M16]: what averages are multiplied with, and log of `mass` */
     const void *router_weight, *query_weight; /* [H, 2 K, M16]; [HQ, K, K16]: slots are asked by q + q U */
     const float* router_bias;                 /* [H, M16]; beyond M, one with which a slot takes nothing */
-    const float* rates; /* [H, M16]: slots share a token by a softmax, and forget rate x share of what they have;
-                           or null: by gates */
+    const float *rates, *fades; /* [H, M16]: slots share a token by a softmax, and forget rate x share + fade of what
+                                   they have; or null: by gates */
     const float *scale, *mass_power, *bias; /* [HQ]: a slot's score is scale * q . k + mass_power * log_mass + bias */
     float *sink_keys, *sink_values;         /* [states, H, S16 / 16, K, 16], [states, H, S16, K16]; changed in place */
     float* mass;                            /* [states, H, M16], changed in place */

@@ -374,7 +374,7 @@ def hybrid_formula(
     logits = torch.einsum("bthc,hmc->bthm", torch.cat([k, v], -1), p["slot_router.weight"]) + p["slot_router.bias"]
     if slot_router == "softmax":
         share = logits.softmax(-1)
-        gate = torch.exp(-p["slot_router.log_rate"].exp() * share)
+        gate = torch.exp(-p["slot_router.log_rate"].exp() * share - p["slot_router.log_fade"].exp())
     else:
         gate = torch.sigmoid(logits) ** (1 / gate_temperature)
         share = (1 - gate) / (1 - gate).sum(-1, keepdim=True)

@@ -194,6 +194,18 @@ def test_slots_that_nothing_was_written_to_change_nothing(engine: str) -> None:
     assert not any(found[f"d{name}"].any() for name in ("k", "v", "slot_scale", "slot_mass", "slot_bias"))
 
 
+@pytest.mark.parametrize("engine", ["reference", *engines_of("joined_slots")])
+def test_slots_that_have_faded_away_are_empty(engine: str) -> None:
+    """Written once and forgotten for long, also past what single precision can divide by: results stay finite."""
+    inputs = slot_inputs(Case(T=20), torch.float32)
+    inputs["s"][:, 3:] = 0.0
+    inputs["g"][:] = -9.0
+    found = slot_results(Case(T=20), inputs, engine)
+    assert all(bool(torch.isfinite(x).all()) for x in found.values())
+    late = found["o"][:, -1]
+    torch.testing.assert_close(late, inputs["near"][:, -1].to(late.dtype))
+
+
 @pytest.mark.parametrize("engine", ["reference", *engines_of("window_attention")])
 def test_packed_sequences_do_not_see_each_other(engine: str) -> None:
     """Not even when all numbers of the others are NaN."""

@@ -39,7 +39,8 @@ def window_sinks_and_slots(layer: Parts, mixer: Hybrid) -> None:
     nothing = -math.inf if by_softmax else math.inf
     hybrid.router_bias = layer.rows("slot_router.bias", F.pad(router.bias, (0, padded(M) - M), value=nothing))
     if by_softmax:
-        hybrid.rates = layer.rows("slot_router.rates", F.pad(router.log_rate.exp(), (0, padded(M) - M)))
+        for field, x in (("rates", router.log_rate), ("fades", router.log_fade)):
+            setattr(hybrid, field, layer.rows(f"slot_router.{field}", F.pad(x.exp(), (0, padded(M) - M))))
     hybrid.scale = layer.rows("slot_scale", mixer.slot_scale.exp() * layer.block.heads.scale)
     hybrid.mass_power, hybrid.bias = layer.rows("slot_mass", mixer.slot_mass), layer.rows("slot_bias", mixer.slot_bias)
     _keep_sinks(layer, options.num_sinks, H, K)

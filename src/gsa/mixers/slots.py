@@ -18,16 +18,19 @@ LEAST = 1e-12
 HALF_LIVES = (16.0, 1024.0)
 """With fresh gates: of the slots that forget fastest and slowest, in tokens."""
 TOKENS_PER_SLOT = 64.0
-"""With a fresh softmax: what a slot stands for in the long run."""
+"""With a fresh softmax: what a slot comes to stand for, if time did nothing."""
+HALF_LIFE = 512.0
+"""With a fresh softmax: tokens after which half of a slot is gone by time alone."""
 
 
 class SlotRouter(nn.Module):
     """Log gates g and shares s [.., H, M] of a token's key and value [.., H, K], by a matrix [M, 2K] for each head.
 
-    With "softmax", slots share a token by the softmax of their logits, and each forgets as much as it takes in: n
-    tokens come to stand at 1 / rate. Slots gather tokens with similar keys, which a query would find together. With
-    "gates", a = sigmoid(logits)^(1/tau), and slots share a token by their 1 - a: slots differ in how far they reach
-    back.
+    With "softmax", slots share a token by the softmax of their logits. Each forgets as much as it takes in, so that it
+    would come to stand for 1 / rate tokens, and a little (fade) for every token that goes anywhere: what is very old
+    has turned to positions that nobody was trained on. Slots gather tokens with similar keys, which a query would find
+    together. With "gates", a = sigmoid(logits)^(1/tau), and slots share a token by their 1 - a: slots differ in how far
+    they reach back.
     """
 
     def __init__(self, kind: str, heads: int, slots: int, width: int, temperature: float):
@@ -37,6 +40,7 @@ class SlotRouter(nn.Module):
         self.bias = nn.Parameter(torch.empty(heads, slots))
         if kind == "softmax":
             self.log_rate = nn.Parameter(torch.empty(heads, slots))
+            self.log_fade = nn.Parameter(torch.empty(heads, slots))
         self.reset()
 
     def reset(self) -> None:
@@ -46,6 +50,7 @@ class SlotRouter(nn.Module):
             if self.kind == "softmax":
                 self.bias.zero_()
                 self.log_rate.fill_(-math.log(TOKENS_PER_SLOT))
+                self.log_fade.fill_(math.log(math.log(2) / HALF_LIFE))
             else:
                 half_lives = spread_half_lives(self.bias.shape[1], self.bias.device)
                 self.bias.copy_(half_life_bias(half_lives, self.temperature).expand_as(self.bias))
@@ -55,7 +60,7 @@ class SlotRouter(nn.Module):
         logits = torch.einsum("...hc,hmc->...hm", token, self.weight) + self.bias
         if self.kind == "softmax":
             s = nn.functional.threshold(logits.softmax(-1), LEAST, 0.0)
-            return -self.log_rate.exp() * s, s
+            return -(self.log_rate.exp() * s + self.log_fade.exp()), s
         g = log_forget_gate(logits, self.temperature)
         forgotten = -torch.expm1(g)
         total = forgotten.sum(-1, keepdim=True)

@@ -21,6 +21,9 @@ from gsa.ops.gates import refuse_gates, refuse_strengths
 from gsa.ops.memory import require_memory
 from gsa.ops.transforms import recorded
 
+EMPTY = 1e-30
+"""A slot that stands for no more tokens than this is empty: what is divided by n stays finite."""
+
 
 class HeadNumbers(NamedTuple):
     """t, c and b of the query heads [HQ]."""
@@ -76,7 +79,7 @@ def slot_logits(scores: Tensor, n: Tensor, numbers: HeadNumbers) -> tuple[Tensor
 
     No gradient meets the logarithm or the quotient of an empty slot: those are taken of 1 instead.
     """
-    empty = n <= 0
+    empty = n <= EMPTY
     n = torch.where(empty, 1.0, n)
     t, c, b = (x.to(n.dtype).unflatten(0, (n.shape[-2], -1))[..., None] for x in numbers)  # [H, R, 1]
     found = t.exp() * scores / n[..., None, :] + (c * n.log()[..., None, :] + b)

@@ -30,6 +30,7 @@ from gsa.ops.calls import (
 from gsa.ops.gates import refuse_gates, refuse_logits, refuse_positions, refuse_rates, refuse_strengths
 from gsa.ops.memory import require_memory
 from gsa.ops.portable_matvec import matvec
+from gsa.ops.portable_slots import EMPTY
 from gsa.ops.portable_step import gated_slot_attention_step
 from gsa.ops.readout import READOUTS
 from gsa.ops.sequences import sequence_bounds
@@ -243,7 +244,7 @@ def joined_slots(call: JoinedSlotsCall) -> Tensors:
             Vt = a[:, :, None] * Vt + w[:, :, None] * v[b, t, :, None, :]
             mass = a * mass + w
             # l = e^t q . K~ / n + c log n + b, and -inf while n = 0
-            empty = mass == 0
+            empty = mass <= EMPTY
             some = torch.where(empty, 1.0, mass)[:, None]
             x = (t_.exp() * (q[b, t] @ Kt) / some + c * some.log() + b_).masked_fill(empty[:, None], -torch.inf)
             # o = [near e^near_lse + sum of V~ e^l / n] / the sum of the same exponentials

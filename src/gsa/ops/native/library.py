@@ -20,7 +20,7 @@ from gsa.ops import native
 from gsa.ops.forks import has_gnu_openmp
 from gsa.ops.native import structs
 
-ABI = 9
+ABI = 10
 """Of csrc/native.h: a library with another number is a leftover of another version."""
 
 _FUNCTIONS = (

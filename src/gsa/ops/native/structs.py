@@ -239,7 +239,7 @@ class GsaCache(Structure):
 class GsaHybrid(Structure):
     _fields_ = [
         *_fields(c_int64, "sink_query slot_query left inverse log_mass"),
-        *_fields(c_void_p, "router_weight query_weight router_bias rates scale mass_power bias"),
+        *_fields(c_void_p, "router_weight query_weight router_bias rates fades scale mass_power bias"),
         *_fields(c_void_p, "sink_keys sink_values mass"),
         *_fields(c_double, "temperature least"),
         *_fields(c_int32, "sinks bf16 own_positions"),

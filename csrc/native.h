@@ -366,7 +366,7 @@ typedef struct {
    token is written to the slots when it leaves the window: the cache still holds it then. Of the memory, gates are [H,
    M16], and keys and values [states, H, K, M B] and [states, H, M, K B] are sums that are still to be divided by
    `mass`. V is K. */
-#define GSA_EMPTY 1e-30f /* a slot that stands for no more tokens is empty: quotients by `mass` stay finite */
+#define GSA_EMPTY 1e-15f /* a slot that stands for no more tokens is empty: quotients by `mass` stay finite */
 
 typedef struct {
     int64_t sink_query, slot_query; /* places of [HQ, K]: what sinks and slots are asked by */

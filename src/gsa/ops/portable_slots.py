@@ -21,8 +21,9 @@ from gsa.ops.gates import refuse_gates, refuse_strengths
 from gsa.ops.memory import require_memory
 from gsa.ops.transforms import recorded
 
-EMPTY = 1e-30
-"""A slot that stands for no more tokens than this is empty: what is divided by n stays finite."""
+EMPTY = 1e-15
+"""A slot that stands for no more tokens than this is empty: what is divided by n, and in gradients by its square, stays
+finite."""
 
 
 class HeadNumbers(NamedTuple):

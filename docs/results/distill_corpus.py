@@ -156,6 +156,7 @@ def questions(data: Path, of_squad: list[str], chance: random.Random) -> list[st
     """Questions of three datasets, and a third as many tasks about what is named in them."""
     names = ("nq_open.validation.jsonl.gz", "triviaqa_wikipedia_nocontext.validation.jsonl.gz")
     asked = [of_squad, *([" ".join(row["question"].split()) for row in rows(data / "eval" / name)] for name in names)]
+    asked = [[text.replace('""', '"').strip('"') for text in texts] for texts in asked]  # without CSV's quotes
     topics = [*EVERYDAY, *sorted(set(filter(None, map(topic, (text for texts in asked for text in texts)))))]
     drawn = [text for texts in asked for text in chance.sample(texts, min(len(texts), QUESTIONS // 4))]
     drawn += [task(chance, topics) for _ in range(QUESTIONS // 4)]

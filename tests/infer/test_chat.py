@@ -14,10 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gsa.data.chat_template import MARK, ChatTemplate
 from gsa.data.tokenizer import CONFIG, JSON, Tokenizer, config_text, load_tokenizer
 from gsa.errors import GSAError
 from gsa.infer import Sampling
-from gsa.infer.chat import MARK, Chat, ChatTemplate, rest_of
+from gsa.infer.chat import Chat, rest_of
 from gsa.infer.text import TextEngine
 from gsa.infer.tokens import TokenHash
 from tests.examples import examples

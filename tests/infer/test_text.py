@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 import gsa.pretrained
 from gsa.data.tokenizer import END_OF_TEXT, JSON, BytesTokenizer, Tokenizer, load_tokenizer
 from gsa.data.tokenizer_json import JsonTokenizer
+from gsa.data.vocabulary import vocabulary
 from gsa.errors import GSAError
 from gsa.infer import Engine, Sampling
 from gsa.infer.detokenizer import Detokenizer, detokenized
 from gsa.infer.stop_strings import StopStrings
 from gsa.infer.text import Text, TextEngine
 from gsa.infer.tokens import TokenHash
-from gsa.infer.vocabulary import vocabulary
 from gsa.models.checkpoint import save_model
 from tests.examples import examples
 from tests.infer.talking import BEGIN, BEGIN_ID, END_ID, write_model, write_tokenizer

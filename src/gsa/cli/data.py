@@ -5,6 +5,8 @@ from __future__ import annotations
 import json as json_module
 from typing import Any
 
+from gsa.console import Compute, Weights
+
 MIN_SHARD_TOKENS = 2**16  # each shard is two files, and is listed again in every record
 
 
@@ -87,6 +89,98 @@ def check(folder: str, json: bool = False) -> None:
     print(f"{folder}: whole; {counts}, tokenizer {tokens.tokenizer.name}")
     for line in problems(tokens.manifest):
         print(line)
+
+
+def chats(
+    model: str,
+    questions: list[str],
+    *,
+    out: str,
+    tokens: int,
+    field: str = "question",
+    system: str | None = None,
+    shortest: int = 600,
+    longest: int = 1600,
+    answer_tokens: int = 150,
+    follow_ups: float = 0.3,
+    temperature: float = 0.7,
+    top_p: float = 0.95,
+    seed: int = 0,
+    weights: Weights = "auto",
+    compute: Compute = "auto",
+    device: str = "auto",
+    batch_size: int = 16,
+    threads: int | None = None,
+    json: bool = False,
+) -> None:
+    """Lets a model answer questions in conversations of several turns, and writes them for `gsa data prepare`.
+
+    The model needs a chat template. Each row of the file is a conversation, which `gsa data prepare --chat-field
+    messages` turns into the tokens that the model has read and said. The same command again goes on where it was
+    stopped, and gives the same file however often that was; with more --tokens it goes on from what is there.
+
+    Args:
+        model: Folder of a model with its tokenizer, a run, or a name of the Hugging Face Hub (owner/name).
+        questions: Text files with a question in each line, or files with one in each row, as for `gsa data prepare`.
+        out: The file to write (.jsonl), new or one that was begun with the same command.
+        tokens: Tokens after which it ends, with the conversation that reaches them.
+        field: Where the question is in a row of .jsonl or .parquet.
+        system: What the model is told before a conversation; what its template says by default.
+        shortest: Tokens of the shortest conversations. Each has a length between the two, drawn by chance, and
+            ends with the answer that reaches it.
+        longest: Tokens of the longest, but for the end of their last answer.
+        answer_tokens: An answer that is longer ends with its sentence, and at twice as many tokens at the latest.
+        follow_ups: Share of later messages that ask on about the last answer; the others are new questions.
+        temperature: Below 1 likely tokens become likelier; 0 always takes the likeliest.
+        top_p: Choose among the likeliest tokens that have this probability together.
+        seed: Of all random choices.
+        weights: Format of the weights in memory; auto is int8 on a CPU, where it is several times as fast as fp32.
+        compute: What prompts are computed in; auto is the format of the weights where the CPU has a unit for such
+            products, else fp32.
+        device: Where it computes: cpu, cuda, cuda:1 for the second GPU, or auto, a GPU if torch can use one.
+        batch_size: Conversations that are held at once.
+        threads: Threads of torch; its own choice by default.
+        json: Print what was written as JSON.
+    """
+    from dataclasses import asdict
+
+    from gsa.console import tell
+    from gsa.data.questions import read_questions
+    from gsa.eval.progress import Progress
+    from gsa.files import named
+    from gsa.infer.conversation_file import write_conversations
+    from gsa.infer.conversations import ChatSettings
+    from gsa.infer.model import chosen_device
+    from gsa.infer.text import TextEngine
+    from gsa.options import check_count
+    from gsa.threads import use_threads
+
+    settings = ChatSettings(
+        seed=seed,
+        system=system,
+        shortest=shortest,
+        longest=longest,
+        answer_tokens=answer_tokens,
+        follow_ups=follow_ups,
+        temperature=temperature,
+        top_p=top_p,
+    )
+    check_count("chats: tokens", tokens)
+    path, asked = named(out, "chats"), read_questions(questions, field)
+    use_threads(threads)
+    if weights == "auto" and chosen_device(device, weights, compute).type == "cpu":
+        weights = "int8"
+    engine = TextEngine.load(model, weights, compute=compute, device=device, batch_size=batch_size)
+    try:
+        with Progress(tokens, "tokens of conversations") as progress:
+            written = write_conversations(path, engine, asked, settings, tokens, progress.advance)
+    except KeyboardInterrupt:
+        tell(f"{out}: conversations so far; the same command goes on from there")
+        raise
+    if json:
+        print(json_module.dumps({"file": out, **asdict(written)}, indent=2))
+    else:
+        print(f"{out}: {written.conversations:,} conversations, {written.tokens:,} tokens")
 
 
 def train_tokenizer(

@@ -88,6 +88,11 @@ GSA = Group(
                     "gsa.cli.data:prepare",
                     "Turns text into token shards that are mapped into memory, for `gsa train`.",
                 ),
+                "chats": Verb(
+                    "gsa.cli.data:chats",
+                    "Lets a model answer questions in conversations of several turns, and writes them for `gsa data "
+                    "prepare`.",
+                ),
                 "check": Verb(
                     "gsa.cli.data:check",
                     "Reads every byte of a prepared folder and compares it with what was written, the tokenizer too.",

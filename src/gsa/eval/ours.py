@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from gsa.data.tokenizer import CONFIG, Tokenizer
+from gsa.data.vocabulary import vocabulary
 from gsa.errors import GSAError, memory_errors
 from gsa.eval.packed import PIECE, PackedModel, Start
 from gsa.eval.reader import Continuation, Reader, ReaderTokenizer, Score
@@ -37,7 +38,6 @@ from gsa.infer.engine import Engine
 from gsa.infer.reading import checked_ids
 from gsa.infer.state_file import Kind, check_kinds, kind_of
 from gsa.infer.text import TextEngine, Writing
-from gsa.infer.vocabulary import vocabulary
 from gsa.models.state import ModelState
 from gsa.options import check_count
 from gsa.sampling import Sampling

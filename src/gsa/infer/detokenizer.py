@@ -6,7 +6,7 @@ import codecs
 from collections.abc import Iterable
 
 from gsa.data.tokenizer import Tokenizer
-from gsa.infer.vocabulary import vocabulary
+from gsa.data.vocabulary import vocabulary
 
 CONTEXT = 4
 """Ids before the new ones that are decoded with them: a token's text depends on whether others stand before it."""

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gsa.data.tokenizer import Tokenizer, load_tokenizer
+from gsa.data.vocabulary import vocabulary
 from gsa.errors import GSAError
 from gsa.files import read_json
 from gsa.infer.detokenizer import Detokenizer
@@ -21,7 +22,6 @@ from gsa.infer.reading import Ids
 from gsa.infer.requests import Alternatives, Token, Until
 from gsa.infer.state import State
 from gsa.infer.stop_strings import StopStrings
-from gsa.infer.vocabulary import vocabulary
 from gsa.sampling import DEFAULT, Sampling
 from gsa.train.find import find_model, read_live, warn
 

@@ -28,6 +28,11 @@ MAX_CHARACTERS = 2**24
 SAFE_JINJA = (3, 1, 6)
 """The first version without known ways out of its sandbox."""
 
+
+class Refused(GSAError):
+    """A template did not take a conversation, or failed on it."""
+
+
 _helper: tuple[int, Helper] | None = None  # and the process that started it: one that was forked needs its own
 _lock = Lock()
 
@@ -51,7 +56,7 @@ def start() -> None:
 def render(template: str, messages: list[dict[str, str]], names: dict[str, str]) -> str:
     """What a template makes of a conversation, up to where the next message of the assistant begins.
 
-    Raises GSAError with what the template or Jinja says, or with the limit that was passed.
+    Raises Refused with what the template or Jinja says, and another GSAError if there was no answer in time.
     """
     request = json.dumps({"template": template, "messages": messages, "names": names}).encode()
     with _lock:
@@ -62,7 +67,7 @@ def render(template: str, messages: list[dict[str, str]], names: dict[str, str])
         except HelperEnded as error:
             raise GSAError(f"{error}; ordinary templates take milliseconds") from None
     if "error" in answer:
-        raise GSAError(answer["error"])
+        raise Refused(answer["error"])
     return str(answer["text"])
 
 

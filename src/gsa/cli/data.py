@@ -16,6 +16,7 @@ def prepare(
     tokenizer: str,
     out: str,
     field: str = "text",
+    chat_field: str | None = None,
     exclude: str = "",
     max_tokens: int | None = None,
     holdout: str | None = None,
@@ -38,6 +39,9 @@ def prepare(
         tokenizer: bytes, mistral (the paper's), a folder or tokenizer.json, or a name on the Hugging Face Hub.
         out: Folder to write, new or one that was begun with the same command.
         field: Where the text is in a row of .jsonl, .parquet or a dataset.
+        chat_field: Where a conversation is in a row of .jsonl, e.g. messages: a list of messages with role and
+            content, of which the last is the assistant's. The tokenizer's chat template tells it; names of special
+            tokens within messages are only text. Rows without this field are text.
         exclude: Patterns of files and folders to leave out, with commas between, e.g. '*.log,drafts,books/a.txt'. They
             are compared with names, and with paths below the source or as given. Each has to fit a file.
         max_tokens: Tokens after which it ends, a little later: with the portion of about a megabyte in which they are
@@ -65,6 +69,7 @@ def prepare(
         max_tokens=max_tokens,
         strict=strict,
         holdout=holdout,
+        chat_field=chat_field,
     )
     if json:
         print(json_module.dumps(_summary(manifest, out), indent=2))
@@ -142,13 +147,11 @@ def chats(
         threads: Threads of torch; its own choice by default.
         json: Print what was written as JSON.
     """
-    from dataclasses import asdict
-
     from gsa.console import tell
     from gsa.data.questions import read_questions
     from gsa.eval.progress import Progress
     from gsa.files import named
-    from gsa.infer.conversation_file import write_conversations
+    from gsa.infer.conversation_file import ConversationFile
     from gsa.infer.conversations import ChatSettings
     from gsa.infer.model import chosen_device
     from gsa.infer.text import TextEngine
@@ -172,15 +175,20 @@ def chats(
         weights = "int8"
     engine = TextEngine.load(model, weights, compute=compute, device=device, batch_size=batch_size)
     try:
-        with Progress(tokens, "tokens of conversations") as progress:
-            written = write_conversations(path, engine, asked, settings, tokens, progress.advance)
+        with (
+            ConversationFile(path, engine, asked, settings) as file,
+            Progress(tokens - file.tokens, "tokens of conversations") as progress,
+        ):
+            for conversation in file.extend(tokens):
+                progress.advance(conversation.tokens)
     except KeyboardInterrupt:
         tell(f"{out}: conversations so far; the same command goes on from there")
         raise
     if json:
-        print(json_module.dumps({"file": out, **asdict(written)}, indent=2))
+        written = {"file": out, "conversations": file.conversations, "tokens": file.tokens}
+        print(json_module.dumps(written, indent=2))
     else:
-        print(f"{out}: {written.conversations:,} conversations, {written.tokens:,} tokens")
+        print(f"{out}: {file.conversations:,} conversations, {file.tokens:,} tokens")
 
 
 def train_tokenizer(

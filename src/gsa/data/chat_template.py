@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -43,10 +45,15 @@ class ChatTemplate:
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> ChatTemplate:
         """The template beside a tokenizer: in a file of its own, or in tokenizer_config.json."""
-        folder = Path(tokenizer.name)
-        config = read_json(folder / CONFIG) if (folder / CONFIG).exists() else {}
-        known = read_json(folder / NAMES) if (folder / NAMES).exists() else {}
-        template = _template(folder, config)
+        folder, known = Path(tokenizer.name), dict[str, Any]()
+        if folder.is_dir():
+            config = read_json(folder / CONFIG) if (folder / CONFIG).exists() else {}
+            known = read_json(folder / NAMES) if (folder / NAMES).exists() else {}
+            template = _template(read_template(folder), config)
+        else:  # one of the Hub
+            files = tokenizer.files()
+            config = json.loads(files[CONFIG])
+            template = _template(files.get(TEMPLATE), config)
         if template is None:
             raise GSAError(
                 f"chat: {folder} has no chat template ({TEMPLATE}, or chat_template in {CONFIG}): the model was not "
@@ -55,6 +62,11 @@ class ChatTemplate:
         if not template.strip():
             raise GSAError(f"chat: the chat template of {folder} is empty, expected one that tells a conversation")
         return cls(template, tokenizer, _names(known) | _names(config))
+
+    @property
+    def digest(self) -> str:
+        """A hash of what decides how conversations are told."""
+        return hashlib.sha256(json.dumps([self.template, sorted(self.names.items())]).encode()).hexdigest()
 
     def render(self, messages: Sequence[Message]) -> list[Segment]:
         """A conversation up to where the assistant's next message begins."""
@@ -86,7 +98,7 @@ class ChatTemplate:
         try:
             return templates.render(self.template, messages, self.names)
         except GSAError as error:
-            raise GSAError(f"chat: the model's template cannot take this conversation: {error}") from None
+            raise type(error)(f"chat: the model's template cannot take this conversation: {error}") from None
 
     def encode(self, segments: Sequence[Segment], after: Segment | None = None) -> NDArray[np.int64]:
         """The ids of segments that come after another one, or begin."""
@@ -99,6 +111,11 @@ class ChatTemplate:
             after = segment
         return np.concatenate(parts).astype(np.int64)
 
+    def conversation(self, messages: Sequence[Message]) -> NDArray[np.int64]:
+        """The ids of a conversation whose last message is the assistant's, without the token that ends that."""
+        *asked, answer = messages
+        return self.encode([*self.render(asked), answer["content"]])
+
     def continues(self, after: Segment | None) -> bool:
         """Whether a text after this segment goes without the space that some tokenizers put in front of texts."""
         return isinstance(after, str) or (after is not None and self._vocabulary.prefix_once)
@@ -110,8 +127,7 @@ def _after_spaces(text: str, begin: int) -> int:
     return found.end()
 
 
-def _template(folder: Path, config: dict[str, Any]) -> str | None:
-    own = read_template(folder)
+def _template(own: str | None, config: dict[str, Any]) -> str | None:
     if own is not None:
         return own
     found = config.get("chat_template")

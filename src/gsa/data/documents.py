@@ -13,21 +13,25 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gsa.data.chat_template import ChatTemplate, Message
 from gsa.data.portions import Missing, Part, read_portions
 from gsa.data.sources import Input
 from gsa.data.tokenizer import Tokenizer
 from gsa.data.utf8 import decode
 from gsa.errors import GSAError
+from gsa.templates import Refused
 
 if TYPE_CHECKING:
     from gsa.data.holdout import Side
 
-INVALID, NO_FIELD, NO_STRING, EMPTY, DAMAGED = (
+INVALID, NO_FIELD, NO_STRING, EMPTY, DAMAGED, NO_CHAT, REFUSED = (
     "invalid JSON",
     "field missing",
     "not a string",
     "empty",
     "damaged file or row",
+    "not a conversation",
+    "refused by the chat template",
 )
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
@@ -41,6 +45,10 @@ class Text:
     ends: bool = True
     file: str | None = None
     """Path of the file that is this document, below its source; None for a row."""
+    messages: list[Message] | None = None
+    """Of a conversation: what was said, by whom. Its text is all of that."""
+    where: str = ""
+    """Of a conversation: the row it is in."""
 
 
 @dataclass
@@ -62,13 +70,13 @@ class Findings:
         self.undecodable_bytes += count
 
 
-def texts(parts: Sequence[Part], text_field: str, findings: Findings) -> Iterator[Text]:
-    """The documents in the parts of a portion."""
+def texts(parts: Sequence[Part], text_field: str, findings: Findings, chat_field: str | None = None) -> Iterator[Text]:
+    """The documents in the parts of a portion; rows of JSON that have a `chat_field` are conversations."""
     for part in parts:
         if part.kind == "text":
             yield from _of_text(part, findings)
         elif part.kind == "jsonl":
-            yield from _of_lines(part, text_field, findings)
+            yield from _of_lines(part, text_field, findings, chat_field)
         else:
             yield from _of_values(part, text_field, findings)
         if part.damage is not None:
@@ -108,7 +116,7 @@ def _of_text(part: Part, findings: Findings) -> Iterator[Text]:
         findings.bad(EMPTY, part.name, "the file is empty")
 
 
-def _of_lines(part: Part, text_field: str, findings: Findings) -> Iterator[Text]:
+def _of_lines(part: Part, text_field: str, findings: Findings, chat_field: str | None) -> Iterator[Text]:
     assert isinstance(part.data, bytes)
     for number, line in enumerate(part.data.split(b"\n")):
         line = line.removeprefix(codecs.BOM_UTF8) if part.line + number == 0 else line
@@ -118,6 +126,9 @@ def _of_lines(part: Part, text_field: str, findings: Findings) -> Iterator[Text]
             row = json.loads(decoded(line, part, number, findings))
         except (ValueError, RecursionError) as error:
             findings.bad(INVALID, _where(part, number), f"not JSON: {error}")
+            continue
+        if chat_field is not None and isinstance(row, dict) and chat_field in row:
+            yield from _of_conversation(row[chat_field], part, number, chat_field, findings)
             continue
         value = row.get(text_field, Missing.FIELD) if isinstance(row, dict) else Missing.FIELD
         yield from _of_value(value, part, number, text_field, findings)
@@ -137,10 +148,38 @@ def _of_value(value: Any, part: Part, number: int, text_field: str, findings: Fi
     elif not value:
         findings.bad(EMPTY, _where(part, number), f"{text_field!r} is empty")
     else:
-        # JSON can spell half a surrogate pair, which is no character; in UTF-8 it would have three bytes.
-        text, count = (value, 0) if value.isascii() else _SURROGATES.subn("\ufffd", value)
-        findings.replaced(3 * count, _where(part, number))
-        yield Text(text)
+        yield Text(_whole(value, _where(part, number), findings))
+
+
+def _whole(text: str, where: str, findings: Findings) -> str:
+    """A text without halves of surrogate pairs, which JSON can spell: they are no characters."""
+    text, count = (text, 0) if text.isascii() else _SURROGATES.subn("\ufffd", text)
+    findings.replaced(3 * count, where)  # in UTF-8, each would have three bytes
+    return text
+
+
+def _of_conversation(value: Any, part: Part, number: int, chat_field: str, findings: Findings) -> Iterator[Text]:
+    where = _where(part, number)
+    messages = _messages(value, where, findings)
+    if messages is None:
+        expected = "a list of messages with role and content, of which the last is the assistant's"
+        findings.bad(NO_CHAT, where, f"{chat_field!r} must be {expected}, got {value!r:.60}")
+    else:
+        yield Text("\n".join(message["content"] for message in messages), messages=messages, where=where)
+
+
+def _messages(value: Any, where: str, findings: Findings) -> list[Message] | None:
+    """The messages of a row, if they are a question or more and an answer."""
+    if not isinstance(value, list) or len(value) < 2:
+        return None
+    messages = []
+    for entry in value:
+        role, content = (entry.get("role"), entry.get("content")) if isinstance(entry, dict) else (None, None)
+        if not isinstance(role, str) or not isinstance(content, str):
+            return None
+        role, content = (_whole(text, where, findings) for text in (role, content))
+        messages.append({"role": role, "content": content})
+    return messages if messages[-1]["role"] == "assistant" else None
 
 
 def decoded(data: bytes, part: Part, number: int | None, findings: Findings) -> str:
@@ -168,32 +207,54 @@ class Encoded:
 
 
 def encode_parts(
-    parts: Sequence[Part], text_field: str, strict: bool, tokenizer: Tokenizer, side: Side | None = None
+    parts: Sequence[Part],
+    text_field: str,
+    strict: bool,
+    tokenizer: Tokenizer,
+    side: Side | None = None,
+    chat_field: str | None = None,
+    template: ChatTemplate | None = None,
 ) -> Encoded:
     """The tokens of a portion, or of those of its documents that are on one side of a split.
 
-    What could not be read is counted on the side of training alone.
+    What could not be read is counted on the side of training alone. Conversations are told by the template.
     """
     findings = Findings(strict)
-    documents = [text for text in texts(parts, text_field, findings) if side is None or side.has(text)]
+    found = texts(parts, text_field, findings, chat_field)
+    documents = [text for text in found if side is None or side.has(text)]
     findings = Findings(strict) if side is not None and side.heldout else findings
     continues = bool(documents) and not documents[0].begins
     # A portion ends where a text is cut, so only its first text can go on from the portion before.
     assert all(document.begins for document in documents[1:])
-    ids = tokenizer.encode([document.text for document in documents], continues=continues)
+    plain = iter(tokenizer.encode([entry.text for entry in documents if entry.messages is None], continues=continues))
     end = np.array([tokenizer.eos_id], tokenizer.dtype)
     rows: list[NDArray[Any]] = [np.empty(0, tokenizer.dtype)]
     starts = []
-    position = 0
-    for document, row in zip(documents, ids, strict=True):
+    position = text_bytes = 0
+    for document in documents:
+        row = next(plain) if document.messages is None else _told(document, template, findings)
+        if row is None:
+            continue
         if document.begins:
             starts.append(position)
         rows += [row, end] if document.ends else [row]
         position += len(row) + document.ends
+        text_bytes += len(document.text.encode())
     return Encoded(
         tokens=np.concatenate(rows, dtype=tokenizer.dtype),
         starts=np.array(starts, np.int64),
-        text_bytes=sum(len(document.text.encode()) for document in documents),
+        text_bytes=text_bytes,
         bad_rows=dict(findings.bad_rows),
         undecodable_bytes=findings.undecodable_bytes,
     )
+
+
+def _told(document: Text, template: ChatTemplate | None, findings: Findings) -> NDArray[Any] | None:
+    """The tokens of a conversation, if the template takes it."""
+    assert template is not None
+    assert document.messages is not None
+    try:
+        return template.conversation(document.messages).astype(template.tokenizer.dtype)
+    except Refused as error:
+        findings.bad(REFUSED, document.where, str(error))
+        return None

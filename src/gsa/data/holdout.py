@@ -62,7 +62,9 @@ class Holdout:
             return cls(asked, count=int(asked))
         raise GSAError(f"data: holdout must be a share as in 1%, or a number of documents as in 5, got {quoted(asked)}")
 
-    def threshold(self, sources: Sequence[str], inputs: Sequence[Input], text_field: str) -> int:
+    def threshold(
+        self, sources: Sequence[str], inputs: Sequence[Input], text_field: str, chat_field: str | None = None
+    ) -> int:
         """The key below which documents are held out; for a number of them, all sources are read once.
 
         Raises if that number leaves none to train on.
@@ -71,7 +73,8 @@ class Holdout:
             return math.ceil(self.share * _KEYS)
         portions = read_portions(list(inputs), text_field)
         findings = Findings(False)
-        documents = (text for portion in portions for text in texts(portion.parts, text_field, findings))
+        found = (texts(portion.parts, text_field, findings, chat_field) for portion in portions)
+        documents = (text for each in found for text in each)
         keys = {key(text) for text in documents if text.begins}
         if not keys:
             raise no_text(sources, inputs, text_field, findings.bad_rows)

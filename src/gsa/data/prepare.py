@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from gsa.data.chat_template import ChatTemplate
 from gsa.data.documents import no_text
 from gsa.data.holdout import HELDOUT, Holdout, Side
 from gsa.data.portions import PORTION_BYTES, Position, read_portions
@@ -55,12 +56,15 @@ def prepare(
     strict: bool = False,
     progress: bool = True,
     holdout: str | None = None,
+    chat_field: str | None = None,
 ) -> Manifest:
     """The manifest of a folder with the tokens of all sources, which `gsa.data.shards.Tokens` opens.
 
     With `max_tokens` it ends after the portion of about a megabyte in which so many tokens are reached. With `holdout`,
     a share as in "1%" or a number of documents as in "5", so many are kept from it; their tokens are in the folder
-    `heldout` within, where `gsa train` looks for what to evaluate on.
+    `heldout` within, where `gsa train` looks for what to evaluate on. Rows of .jsonl that have the `chat_field` are
+    conversations: lists of messages with role and content, of which the last is the assistant's. The tokenizer's chat
+    template tells them, and names of special tokens within messages are only text.
 
     The same call again goes on after the last shard that was finished, and has nothing to do if all are. A call with
     other sources, another tokenizer or other options for the same folder is refused.
@@ -80,11 +84,16 @@ def prepare(
     tokenizer = load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
     planned = plan(sources, field=field, exclude=exclude, leave_out=[out, *tokenizer_paths(tokenizer)])
     inputs = [entry for group in planned for entry in group]
+    template = None if chat_field is None else _template(tokenizer, inputs)
+    chat = None if template is None else f"{chat_field}, told by the template {template.digest[:12]}"
 
     def written(place: Path, most: int | None, side: Side | None) -> Manifest:
         part = None if side is None else f"{holdout}, {'held out' if side.heldout else 'the others'}"
-        settings = settings_of(sources, planned, tokenizer, field, shard_tokens, exclude, most, part)
+        settings = settings_of(sources, planned, tokenizer, field, shard_tokens, exclude, most, part, chat)
         task = Task(str(place / TOKENIZER), tokenizer.fingerprint, field, strict, side)
+        if template is not None:
+            names = template.names
+            task = replace(task, chat_field=chat_field, template=template.template, template_names=names)
         return _written(place, sources, inputs, settings, tokenizer, task, workers, progress)
 
     if split is None:
@@ -92,13 +101,21 @@ def prepare(
     if not (out / HELDOUT).is_dir() and any((out / name).exists() for name in (MANIFEST, PROGRESS)):
         raise GSAError(f"data: {out} was begun without holdout. Remove the folder, or choose another")
     # What is held out comes first: it is little, and if it is nothing, that is known at once.
-    most, threshold = split.tokens(max_tokens), split.threshold(sources, inputs, field)
+    most, threshold = split.tokens(max_tokens), split.threshold(sources, inputs, field, chat_field)
     try:
         written(out / HELDOUT, most, Side(threshold, heldout=True))
         return written(out, max_tokens, Side(threshold, heldout=False))
     except EmptySide:
         _forget(out)
         raise
+
+
+def _template(tokenizer: Tokenizer, inputs: list[Input]) -> ChatTemplate:
+    """What tells conversations; raises if there is none, or if conversations cannot be read from an input."""
+    for entry in inputs:
+        if entry.kind in ("parquet", "hf"):
+            raise GSAError(f"data: chat_field: conversations are read from .jsonl files, and {entry.name} is none")
+    return ChatTemplate.of(tokenizer)
 
 
 def _written(

@@ -23,7 +23,7 @@ from gsa.files import UNFINISHED, read_json
 PROGRESS = "progress.json"
 TIMES = "times of change"
 HASHES = ("files", TIMES)
-IN_MANIFEST = ("field", "shard_tokens", "exclude", "max_tokens", "holdout", *HASHES)
+IN_MANIFEST = ("field", "shard_tokens", "exclude", "max_tokens", "holdout", "chat", *HASHES)
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,7 @@ def settings_of(
     exclude: Sequence[str],
     max_tokens: int | None,
     holdout: str | None,
+    chat: str | None,
 ) -> dict[str, Any]:
     """Everything that decides what is in the shards."""
     flat = [entry for group in inputs for entry in group]
@@ -83,6 +84,7 @@ def settings_of(
         "exclude": list(exclude),
         "max_tokens": max_tokens,
         "holdout": holdout,
+        "chat": chat,
         "files": _hash([[entry.name, entry.kind, entry.version or entry.size] for entry in flat]),
         TIMES: _hash([entry.changed for entry in flat]),
     }
@@ -101,7 +103,7 @@ def _hash(values: list[Any]) -> str:
 def compare(out: Path, then: dict[str, Any], now: dict[str, Any]) -> None:
     """Raises if a folder was begun with other settings than these, and names those that differ."""
     differ = []
-    then = {"holdout": None, **then}  # which earlier records lack
+    then = {"holdout": None, "chat": None, **then}  # which earlier records lack
     for name in then:
         before, after = _short(name, then[name]), _short(name, now.get(name))
         if name in HASHES and then[name] != now.get(name):

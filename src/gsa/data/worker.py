@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import queue
 import traceback
 from collections import deque
@@ -33,6 +34,11 @@ class Task:
     field: str
     strict: bool
     side: Side | None = None
+    chat_field: str | None = None
+    template: str = ""
+    """What tells the conversations in that field."""
+    template_names: dict[str, str] = dataclasses.field(default_factory=dict)
+    """What it knows special tokens by."""
 
 
 @dataclass(frozen=True)
@@ -47,13 +53,20 @@ class _Failure:
 def serve(connection: Connection[Any, Any]) -> None:
     """What a worker process runs: it receives portions and sends their tokens, until the pipe is closed."""
     task: Task = connection.recv()
-    tokenizer = _tried(lambda: _tokenizer(task))
+    encode = _tried(lambda: _encoder(task))
     while True:
         parts = connection.recv()
-        if isinstance(tokenizer, _Failure):
-            connection.send(tokenizer)
-        else:
-            connection.send(_tried(lambda: encode_parts(parts, task.field, task.strict, tokenizer, task.side)))  # noqa: B023
+        connection.send(encode if isinstance(encode, _Failure) else _tried(lambda: encode(parts)))  # noqa: B023
+
+
+def _encoder(task: Task) -> Callable[[list[Part]], Encoded]:
+    """What turns parts into tokens."""
+    from gsa.data.chat_template import ChatTemplate
+
+    tokenizer, template = _tokenizer(task), None
+    if task.chat_field is not None:
+        template = ChatTemplate(task.template, tokenizer, task.template_names)
+    return lambda parts: encode_parts(parts, task.field, task.strict, tokenizer, task.side, task.chat_field, template)
 
 
 def _tokenizer(task: Task) -> Tokenizer:

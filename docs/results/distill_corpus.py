@@ -10,7 +10,7 @@ with the teacher's tokenizer, as `gsa convert MODEL teacher --to attention` make
 - `heldout-squad/` and `squad.txt`: a quarter of SQuAD's articles, a document each;
 - `questions.txt`: what `gsa data chats` asks the teacher.
 
-    gsa data chats teacher distill/questions.txt --out distill/chats.jsonl --tokens 1M
+    gsa data chats teacher distill/questions.txt --out distill/chats.jsonl --tokens 1e6
     python docs/results/distill_corpus.py ... --chats distill/chats.jsonl
 
 writes `train/` too: all of these conversations, and as much of the text as leaves them a share of 35%.
@@ -201,14 +201,14 @@ def write(out: Path, name: str, documents: Iterable[Row], tokenizer: Tokenizer) 
     """A file of rows, and a folder of their tokens."""
     path = out / f"{name}.jsonl"
     write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in documents))
-    prepare([str(path)], tokenizer, out / name, processes=1)
+    prepare([str(path)], tokenizer, out / name, chat_field="messages", processes=1)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("--data", "--tokenizer", "--out"):
         parser.add_argument(name, required=True)
-    parser.add_argument("--chats")
+    parser.add_argument("--chats", nargs="+", default=[])
     options = parser.parse_args()
     data, out, tokenizer = Path(options.data), Path(options.out), load_tokenizer(options.tokenizer)
     out.mkdir(parents=True, exist_ok=True)
@@ -232,7 +232,7 @@ def main() -> None:
     asked = [question for article in squad if article not in held_out for question in article[2]]
     write_text(out / "questions.txt", "".join(f"{question}\n" for question in questions(data, asked, chance)))
     if options.chats:
-        chats = [{"source": "chats", **row} for row in rows(Path(options.chats))]
+        chats = [{"source": "chats", **row} for name in options.chats for row in rows(Path(name))]
         text = mixed(text, chats, chance)
         write(out, "train", text, tokenizer)
     counted = Counter[str]()

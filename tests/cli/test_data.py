@@ -9,6 +9,7 @@ from transformers import AutoTokenizer
 
 from gsa.data.shards import Tokens
 from tests.cli.running import run
+from tests.infer.talking import write_model
 
 ALICE = Path(__file__).parent.parent / "material" / "alice.txt"
 
@@ -128,3 +129,20 @@ def test_mistakes_end_with_a_sentence(
     assert message in err
     assert "Traceback" not in err
     assert not any(tmp_path.iterdir())
+
+
+def test_a_model_talks_and_its_talk_becomes_tokens(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    folder = write_model(tmp_path / "model")
+    (tmp_path / "questions.txt").write_text("Who is Ahab?\nWhere is the whale?\n")
+    chats = ("data", "chats", folder, tmp_path / "questions.txt", "--out", tmp_path / "chats.jsonl")
+    lengths = ("--shortest", "60", "--longest", "90", "--answer-tokens", "8", "--batch-size", "2")
+    code, out, err = run(capsys, *chats, *lengths, "--tokens", "200", "--json")
+    assert code == 0, err
+    written = json.loads(out)
+    code, out, err = run(capsys, *chats, *lengths, "--tokens", "200")
+    assert (code, f"{written['conversations']} conversations, {written['tokens']} tokens" in out) == (0, True), err
+    code, _, err = run(capsys, *chats, *lengths, "--tokens", "400", "--seed", "1")
+    assert (code, "other settings" in err) == (2, True)
+    prepare = ("data", "prepare", tmp_path / "chats.jsonl", "--tokenizer", folder, "--out", tmp_path / "data")
+    code, out, err = run(capsys, *prepare, "--chat-field", "messages", "--processes", "1", "--json")
+    assert (code, json.loads(out)["documents"]) == (0, written["conversations"]), err

@@ -18,7 +18,7 @@ from gsa.data.chat_template import MARK, ChatTemplate
 from gsa.data.tokenizer import CONFIG, JSON, Tokenizer, config_text, load_tokenizer
 from gsa.errors import GSAError
 from gsa.infer import Sampling
-from gsa.infer.chat import Chat, rest_of
+from gsa.infer.chat import Chat, rest_of, with_reply
 from gsa.infer.text import TextEngine
 from gsa.infer.tokens import TokenHash
 from tests.examples import examples
@@ -268,10 +268,10 @@ def test_a_past_that_is_told_differently_is_read_anew(tmp_path: Path, template: 
 def test_special_tokens_in_a_reply_stay_what_they_are(folder: Path) -> None:
     chat = Chat(TextEngine.load(folder), SHORT)
     asked = [BEGIN_ID, "user\n"]
-    assert chat._with_reply(asked, [72, 195, 169]) == [BEGIN_ID, "user\nHé"]
-    assert chat._with_reply(asked, [72, BEGIN_ID, END_ID, 73]) == [BEGIN_ID, "user\nH", BEGIN_ID, END_ID, "I"]
-    assert chat._with_reply([BEGIN_ID], [72]) == [BEGIN_ID, "H"]
-    assert chat._with_reply([BEGIN_ID], []) == [BEGIN_ID]
+    assert with_reply(chat.template, asked, [72, 195, 169]) == [BEGIN_ID, "user\nHé"]
+    assert with_reply(chat.template, asked, [72, BEGIN_ID, END_ID, 73]) == [BEGIN_ID, "user\nH", BEGIN_ID, END_ID, "I"]
+    assert with_reply(chat.template, [BEGIN_ID], [72]) == [BEGIN_ID, "H"]
+    assert with_reply(chat.template, [BEGIN_ID], []) == [BEGIN_ID]
     assert asked == [BEGIN_ID, "user\n"]
 
 

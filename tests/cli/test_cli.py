@@ -92,9 +92,9 @@ def test_version(capsys: pytest.CaptureFixture) -> None:
     [
         (("fly",), "gsa: there is no 'fly'; expected one of help, demo, doctor"),
         (("exprot",), "gsa: there is no 'exprot'; did you mean 'export'? expected one of help, demo"),
-        (("data",), "gsa data: a verb is missing; expected one of prepare, check\n"),
+        (("data",), "gsa data: a verb is missing; expected one of prepare, chats, check\n"),
         (("--print-config",), "gsa: a verb is missing; expected one of help, demo"),
-        (("data", "--print-config"), "gsa data: a verb is missing; expected one of prepare, check\n"),
+        (("data", "--print-config"), "gsa data: a verb is missing; expected one of prepare, chats, check\n"),
         (("--verzion",), "gsa: there is no --verzion; did you mean --version?"),
         (("help", "train", "extra"), "gsa: help: 'extra' is one word too many; expected a verb, as in gsa help data"),
         (("help", "train", "--zzz"), "gsa: help: '--zzz' is one word too many"),

@@ -8,13 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gsa.data.chat_template import ChatTemplate
+from gsa.data.documents import Findings, texts
+from gsa.data.portions import Part
 from gsa.data.prepare import prepare
 from gsa.data.questions import read_questions
 from gsa.data.shards import Tokens
 from gsa.data.tokenizer import CONFIG, load_tokenizer
 from gsa.errors import GSAError
+from tests.examples import examples
 from tests.infer.talking import BEGIN_ID, CHATML, END, END_ID, write_tokenizer
 
 ASKED = [{"role": "user", "content": f"Say {END}, naïve one."}, {"role": "assistant", "content": "  No.\n"}]
@@ -118,3 +123,27 @@ def test_questions_are_lines_and_rows(tmp_path: Path) -> None:
     assert read_questions([str(tmp_path)]) == ["Who is Ahab?", "Where?", "Why not?"]
     with pytest.raises(GSAError, match=r"no text in .*--field is 'ask', the first row has 'question'"):
         read_questions([str(tmp_path / "b.jsonl")], "ask")
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.just("assistant"),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["role", "content", "name"]), inner, max_size=3)
+        | st.fixed_dictionaries({"role": inner, "content": inner})
+    ),
+    max_leaves=8,
+)
+
+
+@given(JSON_VALUES)
+@examples(60)
+def test_any_row_is_a_conversation_or_counted(value: Any) -> None:
+    line = json.dumps({"messages": value}).encode()
+    findings = Findings(strict=False)
+    found = list(texts([Part("a.jsonl", "jsonl", 0, line)], "text", findings, "messages"))
+    assert len(found) + sum(findings.bad_rows.values()) == 1
+    for text in found:
+        assert text.messages is not None
+        assert text.messages[-1]["role"] == "assistant"
+        assert [set(message) for message in text.messages] == [{"role", "content"}] * len(value)

@@ -13,7 +13,8 @@ with the teacher's tokenizer, as `gsa convert MODEL teacher --to attention` make
     gsa data chats teacher distill/questions.txt --out distill/chats.jsonl --tokens 1e6
     python docs/results/distill_corpus.py ... --chats distill/chats.jsonl
 
-writes `train/` too: all of these conversations, and as much of the text as leaves them a share of 35%.
+writes `train/` too: these conversations, each up to where an answer goes in circles, and as much of the text as leaves
+them a share of 35%.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from gsa.data.chat_template import ChatTemplate
 from gsa.data.prepare import prepare
 from gsa.data.tokenizer import Tokenizer, load_tokenizer
 from gsa.data.writer import write_text
@@ -48,6 +50,8 @@ PAPERS = 2_200_000
 HELD_OUT_ARTICLES = 12
 QUESTIONS = 12_000
 CHAT_SHARE = 0.35
+SHORTEST_CHAT = 300
+"""Tokens."""
 
 Row = dict[str, Any]
 
@@ -184,6 +188,26 @@ def rows(path: Path) -> Iterator[Row]:
             yield json.loads(line)
 
 
+def conversations(path: Path, template: ChatTemplate) -> Iterator[Row]:
+    """The teacher's conversations, each up to where an answer goes in circles, if that is long enough."""
+    for row in rows(path):
+        messages = row["messages"]
+        circling = [
+            i for i, message in enumerate(messages) if message["role"] == "assistant" and circles(message["content"])
+        ]
+        kept = messages[: circling[0] - 1] if circling else messages
+        tokens = len(template.conversation(kept)) + 1 if kept else 0
+        if tokens >= SHORTEST_CHAT:
+            yield {"source": "chats", "messages": kept, "tokens": tokens}
+
+
+def circles(text: str) -> bool:
+    """Whether a text says most of what it says again: half of its groups of four words."""
+    words = text.split()
+    groups = list(zip(*(words[i:] for i in range(4)), strict=False))
+    return len(groups) > 36 and len(set(groups)) < len(groups) / 2
+
+
 def mixed(text: list[Row], chats: list[Row], chance: random.Random) -> list[Row]:
     """All conversations and as many documents of text as leave them their share, in a random order."""
     room = sum(row["tokens"] for row in chats) * (1 - CHAT_SHARE) / CHAT_SHARE
@@ -232,7 +256,8 @@ def main() -> None:
     asked = [question for article in squad if article not in held_out for question in article[2]]
     write_text(out / "questions.txt", "".join(f"{question}\n" for question in questions(data, asked, chance)))
     if options.chats:
-        chats = [{"source": "chats", **row} for name in options.chats for row in rows(Path(name))]
+        template = ChatTemplate.of(tokenizer)
+        chats = [row for name in options.chats for row in conversations(Path(name), template)]
         text = mixed(text, chats, chance)
         write(out, "train", text, tokenizer)
     counted = Counter[str]()

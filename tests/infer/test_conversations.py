@@ -32,24 +32,24 @@ def engine(folder: Path, batch_size: int = 3, **options: Any) -> TextEngine:
     return TextEngine.load(folder, batch_size=batch_size, **options)
 
 
-def some(folder: Path, settings: ChatSettings = SHORT, *, batch_size: int = 3, first: int = 0) -> list[Conversation]:
-    return list(islice(converse(engine(folder, batch_size), QUESTIONS, settings, first), 5))
+def some(one: TextEngine, settings: ChatSettings = SHORT, *, first: int = 0, count: int = 5) -> list[Conversation]:
+    return list(islice(converse(one, QUESTIONS, settings, first), count))
 
 
 @pytest.mark.parametrize("case", ["gsa", "attention"])
 def test_a_conversation_is_the_same_whatever_is_held_beside_it(tmp_path: Path, case: str) -> None:
     folder = write_model(tmp_path / "model", case=case)
-    found = some(folder)
+    found = some(engine(folder))
     assert [each.number for each in found] == [0, 1, 2, 3, 4]
     assert len({json.dumps(each.messages) for each in found}) == 5
-    assert some(folder, batch_size=1) == found
-    assert some(folder, first=3)[:2] == found[3:]
+    assert some(engine(folder, 1)) == found
+    assert some(engine(folder, 2), first=3, count=2) == found[3:]
 
 
 def test_a_conversation_has_questions_and_answers_in_turn(folder: Path) -> None:
     settings = ChatSettings(shortest=150, longest=250, answer_tokens=12, follow_ups=0.5, system="Be brief.")
     asked = set()
-    for each in some(folder, settings):
+    for each in some(engine(folder), settings):
         roles = [message["role"] for message in each.messages]
         assert roles == ["system", *["user", "assistant"] * (len(roles) // 2)]
         assert each.messages[0]["content"] == "Be brief."
@@ -61,11 +61,12 @@ def test_a_conversation_has_questions_and_answers_in_turn(folder: Path) -> None:
 
 
 def test_every_setting_changes_what_is_said(folder: Path) -> None:
-    found = some(folder)
+    one = engine(folder)
+    found = some(one, count=2)
     changed = {"seed": 1, "system": "Hm.", "shortest": 150, "longest": 60, "answer_tokens": 5, "follow_ups": 1.0}
     for name, value in {**changed, "temperature": 0.1, "top_p": 0.1}.items():
         settings = ChatSettings(**{**vars(SHORT), name: value})
-        assert some(folder, settings) != found, name
+        assert some(one, settings, count=2) != found, name
 
 
 def test_prepare_gives_what_the_model_has_read_and_said(folder: Path, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as json_module
 from dataclasses import asdict
-from typing import Literal
+from typing import Any, Literal
 
 
 def convert(
@@ -24,6 +24,10 @@ def convert(
     seed: int = 0,
     plan: bool = False,
     verify: str | None = None,
+    text: list[str] | None = None,
+    text_tokens: int | None = None,
+    questions: int | None = None,
+    data: str | None = None,
     json: bool = False,
 ) -> None:
     """Turns a pretrained Transformer into a model of ours, with its weights and its tokenizer.
@@ -32,7 +36,9 @@ def convert(
     a GGUF file. Embeddings, norms, projections and MLPs are copied as they are. What cannot be represented is refused
     by name, before anything is written.
 
-    With --verify, a converted folder is checked instead, and the command fails if a check does.
+    With --verify, a converted folder is checked instead, and the command fails if a check does. With --text, figures
+    follow: how the student differs from its teacher by position; what window and slots of a hybrid each do, beside a
+    window with as large a state; and recall of what is beyond the window.
 
     Args:
         source: Folder, GGUF file, or name of the Hub (owner/name).
@@ -51,6 +57,11 @@ def convert(
         seed: Of what begins at random.
         plan: Print what would be done, and change nothing.
         verify: Check this converted folder; its source is the one it was made from, unless another is named.
+        text: With --verify, measure on this file or folder: text, .jsonl, .parquet, compressed or not. It should be
+            nothing that was calibrated or trained on. May be given several times.
+        text_tokens: About how many tokens of these texts are read, in pieces that lie far apart; 8192 by default.
+        questions: How many numbers are hidden in these texts and asked for; 16 by default, 0 for none.
+        data: Folder with squad_dev_v1.1.json.gz; as many of its questions are asked, too.
         json: Print JSON instead of text.
     """
     from gsa.convert import Choices, prepare
@@ -58,13 +69,14 @@ def convert(
     from gsa.errors import GSAError
     from gsa.table import show
 
+    figures = {"text_tokens": text_tokens, "questions": questions, "data": data}
+    given = [name for name, value in figures.items() if value is not None]
+    if text and verify is None:
+        raise GSAError("convert: --text is for --verify, and does nothing without it")
+    if given and not text:
+        raise GSAError(f"convert: --{given[0].replace('_', '-')} does nothing without --text")
     if verify is not None:
-        from gsa.convert.verify import table, verify_folder
-
-        checks = verify_folder(verify, source or None)
-        show([asdict(check) for check in checks], [table(verify, checks)], json=json)
-        if not all(check.passed for check in checks):
-            raise SystemExit(1)
+        verified(verify, source, text or [], {name: figures[name] for name in given}, json)
         return
     if not source:
         raise GSAError("convert: the source is missing, expected a folder, a GGUF file, or a name of the Hub")
@@ -95,3 +107,30 @@ def convert(
         print(json_module.dumps(asdict(done), indent=2, default=str))
     else:
         print(f"{to}: {done.parameters:,} parameters, {done.dtype} -> {out}, with {', '.join(done.files)}")
+
+
+def verified(folder: str, source: str, text: list[str], figures: dict[str, Any], json: bool) -> None:
+    """Checks a folder and, if no check has failed, measures it on texts."""
+    from gsa.console import tell
+    from gsa.convert.verify import table, verify_folder
+    from gsa.table import show
+
+    checks = verify_folder(folder, source or None)
+    found: dict[str, Any] = {"checks": [asdict(check) for check in checks]}
+    passed = all(check.passed for check in checks)
+    if not json:
+        show(None, [table(folder, checks)])
+    if text and passed:
+        from gsa.convert.report import report_folder
+        from gsa.convert.report_tables import tables
+
+        report = report_folder(folder, text, source or None, quiet=json, **figures)
+        found["report"] = report.as_json()
+        if not json:
+            show(None, tables(report))
+    elif text:
+        tell("nothing is measured on texts, since a check has failed")
+    if json:
+        show(found, [], json=True)
+    if not passed:
+        raise SystemExit(1)

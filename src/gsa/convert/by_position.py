@@ -41,7 +41,16 @@ class Place:
 
     @property
     def name(self) -> str:
-        return f"{self.begin}-" + ("" if self.end is None else str(self.end - 1))
+        return positions(self.begin, self.end)
+
+
+def positions(begin: int, end: int | None) -> str:
+    """From the first to the last of them, if there is a last one.
+
+    >>> positions(64, 128), positions(1024, None)
+    ('64-127', '1024-')
+    """
+    return f"{begin}-" + ("" if end is None else str(end - 1))
 
 
 @dataclass(frozen=True)
@@ -69,15 +78,16 @@ class Compared:
 
 
 class Reading(NamedTuple):
-    """A way to read texts: features of ids [1, T] as [1, T, D], and what turns them into logits."""
+    """A way to read texts: features [T, D] of one of them, and what turns features into logits."""
 
-    features: Callable[[Tensor], Tensor]
+    features: Callable[[Tensor, int], Tensor]
+    """Of texts [N, T] and the number of the one that is read."""
     head: nn.Module
 
     @classmethod
     def of(cls, model: LM) -> Reading:
         """A model's own, from the beginning of a text."""
-        return cls(lambda ids: model.model(ids, return_state=False)[0], model.lm_head)
+        return cls(lambda rows, number: model.model(rows[number, None], return_state=False)[0][0], model.lm_head)
 
 
 def compare(student: LM, teacher: LM, rows: Tensor, *, quiet: bool = False) -> Compared:
@@ -106,10 +116,10 @@ def compare_all(
         raise GSAError(f"compare: expected texts [N, T] of at least 2 tokens, got {describe(rows)}")
     total, found = rows.numel() * (1 + len(students)), dict[str, list[Tensor]]()
     with torch.no_grad(), memory_errors("compare"), Progress(total, "tokens", quiet=quiet) as progress:
-        for row in rows:
+        for number, row in enumerate(rows):
             read = {}
             for name, reading in {"": teacher, **students}.items():
-                read[name] = reading.features(row[None])[0, :-1]
+                read[name] = reading.features(rows, number)[:-1]
                 progress.advance(len(row))
             for name, figures in _figures(students, teacher, read, row[1:]).items():
                 found.setdefault(name, []).append(figures)

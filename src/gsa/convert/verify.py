@@ -5,7 +5,7 @@ All in fp32, on random tokens. Shape letters: T time, V vocabulary, D model widt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -15,10 +15,11 @@ from torch import Tensor
 
 from gsa.convert.attention import Scores
 from gsa.convert.mapping import HEAD, our_name
+from gsa.convert.record import read_record
 from gsa.convert.run import RECORD
 from gsa.convert.sources import Source, open_source
 from gsa.errors import GSAError
-from gsa.files import named, read_json
+from gsa.files import named
 from gsa.infer import Engine, Model
 from gsa.mixers.attention import Attention
 from gsa.mixers.heads import HeadMixer
@@ -48,18 +49,17 @@ class Check:
 def verify_folder(folder: str | Path, source: str | Path | None = None) -> list[Check]:
     """Every check of a converted folder. Its source is the one that it was made from, unless another is given."""
     place = named(folder, "verify")
-    record = read_json(place / RECORD, made_by="gsa convert")
-    given = record.get("source") if source is None else str(source)
-    if not isinstance(given, str) or not isinstance(record.get("teacher"), dict):
-        raise GSAError(f"verify: {place / RECORD}: expected the record of a conversion, with source and teacher")
-    model, origin = read_model(place, dtype=torch.float32).eval().requires_grad_(False), open_source(given)
-    teacher = teacher_of(model, ModelConfig.from_dict(record["teacher"]))
+    record = read_record(place)
+    model = read_model(place, dtype=torch.float32).eval().requires_grad_(False)
+    if unknown := record.trained - model.state_dict().keys():
+        raise GSAError(f"verify: {place / RECORD}: {min(unknown)}, which it says was trained, is not part of the model")
+    origin, trained = open_source(record.source if source is None else source), record.trained_copies
     with torch.inference_mode():
         stored = next(iter(described_weights(place).values())).dtype
         return [
-            weights_are_the_sources(model, origin, stored),
-            heads_are_in_order(model, origin, stored),
-            *identity(model, teacher),
+            weights_are_the_sources(model, origin, stored, trained),
+            heads_are_in_order(model, origin, stored, trained),
+            *identity(model, teacher_of(model, record.teacher), len(trained)),
             *ways_to_read(model),
             generated(model),
         ]
@@ -75,22 +75,24 @@ def teacher_of(model: LM, config: ModelConfig) -> LM:
     return teacher.eval().requires_grad_(False)
 
 
-def weights_are_the_sources(model: LM, source: Source, dtype: torch.dtype) -> Check:
-    """Every tensor that both have, to the bit, in the dtype of the folder."""
+def weights_are_the_sources(model: LM, source: Source, dtype: torch.dtype, trained: Collection[str] = ()) -> Check:
+    """Every tensor that both have, but for those that were trained: to the bit, in the dtype of the folder."""
     here, compared = model.state_dict(), 0
     for name in source.tensors:
         own = our_name(name)
-        if own in here and not (own == HEAD and model.config.tie_word_embeddings):
+        if own in here and own not in trained and not (own == HEAD and model.config.tie_word_embeddings):
             if not torch.equal(here[own], source.read(name).to(dtype).float()):
                 return Check("weights are the source's", False, f"{name} differs")
             compared += 1
-    return Check("weights are the source's", compared > 0, f"{compared} tensors, equal")
+    told = f", and {len(trained)} that were trained" if trained else ""
+    return Check("weights are the source's", compared > 0, f"{compared} tensors, equal{told}")
 
 
-def heads_are_in_order(model: LM, source: Source, dtype: torch.dtype) -> Check:
+def heads_are_in_order(model: LM, source: Source, dtype: torch.dtype, trained: Collection[str] = ()) -> Check:
     """A layer's heads: query head i belongs to key head i * H // HQ, and to the rows and columns of its number.
 
-    For attention and hybrid, against attention written out head by head from the source's weights. For the others,
+    For attention and hybrid, against attention written out head by head from the source's weights; those that were
+    trained are the student's own. For the others,
     the keys and values of one head are changed, and just the outputs of its query heads must turn.
     """
     name, mixer = "heads are in order", model.model.layers[0].mixer
@@ -98,7 +100,8 @@ def heads_are_in_order(model: LM, source: Source, dtype: torch.dtype) -> Check:
     if isinstance(mixer, Attention):
         if mixer.options.window is not None:
             x = x[:, : mixer.options.window]
-        off = _off(mixer(x)[0][0], _written_out(mixer, source, dtype, x[0]))
+        own = {name: x for name, x in model.state_dict().items() if name in trained}
+        off = _off(mixer(x)[0][0], _written_out(mixer, source, dtype, x[0], own))
         return Check(name, off < TOLERANCE, f"off by {off:.1e} from attention written out")
     assert isinstance(mixer, HeadMixer)
     options = mixer.options
@@ -112,14 +115,15 @@ def heads_are_in_order(model: LM, source: Source, dtype: torch.dtype) -> Check:
     return Check(name, not wrong, f"wrong for key/value heads {wrong}" if wrong else found)
 
 
-def _written_out(mixer: Attention, source: Source, dtype: torch.dtype, x: Tensor) -> Tensor:
-    """Attention of x [T, D] by the source's first layer, one head after the other."""
+def _written_out(mixer: Attention, source: Source, dtype: torch.dtype, x: Tensor, own: dict[str, Tensor]) -> Tensor:
+    """Attention of x [T, D] by the source's first layer, one head after the other; some weights are given."""
     options, names = mixer.options, {our_name(name): name for name in source.tensors}
     K, readers = options.key_width, options.heads // options.kv_heads
 
     @cache
     def weight(name: str) -> Tensor:
-        return source.read(names[f"model.layers.0.mixer.{name}"]).to(dtype).float()
+        name = f"model.layers.0.mixer.{name}"
+        return own[name] if name in own else source.read(names[name]).to(dtype).float()
 
     def part(name: str, head: int) -> Tensor:
         rows = slice(head * K, (head + 1) * K)
@@ -171,14 +175,19 @@ def _turned(a: Tensor, b: Tensor) -> list[bool]:
     return ((similar < 1 - 1e-4) & ~nothing).any(0).tolist()
 
 
-def identity(model: LM, teacher: LM) -> Iterator[Check]:
-    """Within what a student sees exactly, its logits are its teacher's."""
+def identity(model: LM, teacher: LM, trained: int) -> Iterator[Check]:
+    """Within what a student sees exactly, its logits are its teacher's.
+
+    If copied weights were trained, they are those of softmax attention with the student's weights.
+    """
     exact = _exact(model)
     if exact is not None:
         ids = _ids(model, exact)
         off = _off(model(ids).logits, teacher(ids).logits)
-        name = "is the teacher" if exact == LEAST else f"is the teacher for {exact} tokens"
-        yield Check(name, off < TOLERANCE, f"off by {off:.1e}")
+        name = "is softmax attention" if trained else "is the teacher"
+        told = f"; not the teacher's, as {trained} of its tensors were trained" if trained else ""
+        name += "" if exact == LEAST else f" for {exact} tokens"
+        yield Check(name, off < TOLERANCE, f"off by {off:.1e}{told}")
 
 
 def _exact(model: LM) -> int | None:

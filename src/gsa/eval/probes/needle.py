@@ -14,7 +14,7 @@ from gsa.eval.probes.options import ProbeOptions
 
 if TYPE_CHECKING:
     from gsa.eval.probes.asking import Probe
-    from gsa.eval.reader import Reader
+    from gsa.eval.reader import Reader, ReaderTokenizer
 
 MAX_TOKENS = 128
 NEEDLE = "One of the special magic numbers for {key} is: {value}."
@@ -74,7 +74,7 @@ def probe(
     from gsa.eval.probes.asking import Probe, Question, generating
     from gsa.eval.probes.material import sentences
 
-    hay = Hay(reader, sentences(pretrained.book() if text is None else text))
+    hay = Hay(reader.tokenizer, sentences(pretrained.book() if text is None else text))
     questions = []
     for length in lengths:
         for depth in depths:
@@ -98,8 +98,8 @@ def probe(
 class Hay:
     """A text to hide things in: its sentences and how many tokens each has."""
 
-    def __init__(self, reader: Reader, parts: list[str]) -> None:
-        self._tokenizer = reader.tokenizer
+    def __init__(self, tokenizer: ReaderTokenizer, parts: list[str]) -> None:
+        self._tokenizer = tokenizer
         self._parts = parts
         self._sizes = [len(self._tokenizer.encode(f" {part}")) for part in parts]
         if not sum(self._sizes):

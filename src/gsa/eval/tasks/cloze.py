@@ -50,7 +50,7 @@ def cloze_notes(task: Task, documents: Documents) -> list[str]:
 def _prompts(name: str, documents: Documents, cut: Cutter) -> Iterator[tuple[str, list[str]]]:
     """Prompts, and the answers that would be right."""
     if documents.file == "squad_dev_v1.1":
-        for context, question, answers in _squad_questions(documents.rows[0]):
+        for context, question, answers in squad_questions(documents.rows[0]):
             yield joined(cut(context, answers[:1]), question), answers
     elif documents.file == "drop_answers":
         for context, question, answers in _drop_questions(documents.rows[0], documents.origin):
@@ -92,7 +92,8 @@ def _without_end(text: str, end: str) -> str:
     return text
 
 
-def _squad_questions(document: Row) -> Iterator[tuple[str, str, list[str]]]:
+def squad_questions(document: Row) -> Iterator[tuple[str, str, list[str]]]:
+    """Paragraphs, questions and answers of SQuAD's own layout; those without an answer are left out."""
     for article in document["data"]:
         for paragraph in article["paragraphs"]:
             for entry in paragraph["qas"]:

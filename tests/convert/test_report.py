@@ -84,6 +84,8 @@ def test_a_hybrid(
     assert {(cell["kind"], *cell["back"]) for cell in found["recall"]} == {("needle", 31, None), ("SQuAD", 31, None)}
     assert {cell["model"] for cell in found["recall"]} == {"teacher", "window 20", "window 28", "student"}
     again = report.report_folder(tmp_path / "out", [str(path) for path in texts], text_tokens=302, questions=2)
+    alone = report.report_folder(tmp_path / "out", [str(texts[0])], text_tokens=1, questions=0)
+    assert list(alone.compared) == names[:-1]  # there is no other text
     titles = [table.title for table in tables(again)]
     assert titles[:2] == ["The student beside its teacher", "Cross-entropy by position"]
     assert titles[-1] == "Recall: nats of an answer"
@@ -148,9 +150,6 @@ def test_answers_are_beyond_the_window(tmp_path: Path, monkeypatch: pytest.Monke
     assert text.endswith("\nQuestion: Who wrote it?\nAnswer:")
     assert tokenizer.decode(question.answer) == " Ada"
     assert question.back == len(text) - text.index("Ada")
-    (tmp_path / "empty/inside").mkdir(parents=True)
-    with pytest.raises(GSAError, match=r"there is no squad_dev_v1\.1\.json\.gz"):
-        questions_of(tokenizer, book, sizes, 2, DataFolder(tmp_path / "empty/inside"))
 
 
 def test_an_answer_is_written_if_greedy_decoding_writes_it(tmp_path: Path) -> None:
@@ -170,11 +169,20 @@ def test_an_answer_is_written_if_greedy_decoding_writes_it(tmp_path: Path) -> No
 
 
 def test_what_would_do_nothing_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    (tmp_path / "empty/inside").mkdir(parents=True)
+    (tmp_path / "squad_dev_v1.1.json").write_text(json.dumps(SQUAD))
+    (tmp_path / "book.txt").write_text("A book.")
+    measured = ["--verify", "a", "--text", str(tmp_path / "book.txt")]
     for args, said in (
         (["a", "b", "--text", "c"], "--text is for --verify"),
         (["--verify", "a", "--text-tokens", "5"], "--text-tokens does nothing without --text"),
         (["--verify", "a", "--data", "d"], "--data does nothing without --text"),
         (["a", "b", "--questions", "0"], "--questions does nothing without --text"),
+        ([*measured, "--questions", "0", "--data", str(tmp_path)], "data does nothing without questions"),
+        ([*measured, "--data", str(tmp_path / "empty/inside")], "there is no squad_dev_v1.1.json.gz"),
+        ([*measured, "--text-tokens", "0"], "text_tokens must be at least 1, got 0"),
+        (["--verify", "a", "--text", str(tmp_path / "none.txt")], "there is no file or folder"),
+        (measured, "there is no such file; `gsa convert` writes it"),
     ):
         code, _, err = run(capsys, "convert", *args)
         assert code != 0

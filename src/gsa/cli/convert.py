@@ -115,6 +115,10 @@ def verified(folder: str, source: str, text: list[str], figures: dict[str, Any],
     from gsa.convert.verify import table, verify_folder
     from gsa.table import show
 
+    if text:
+        from gsa.convert.report import check_wanted
+
+        check_wanted(text, **figures)  # before the checks take their time
     checks = verify_folder(folder, source or None)
     found: dict[str, Any] = {"checks": [asdict(check) for check in checks]}
     passed = all(check.passed for check in checks)

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from gsa.convert.audit import Sizes
-from gsa.errors import GSAError, memory_errors
-from gsa.eval.local_data import DataFolder, expected_file
+from gsa.errors import memory_errors
+from gsa.eval.local_data import DataFolder
 from gsa.eval.probes.material import sentences
 from gsa.eval.probes.needle import INTRODUCTION, NEEDLE, QUESTION, Hay
 from gsa.eval.progress import Progress
@@ -86,8 +86,6 @@ def questions_of(
     """So many needles in a book, and as many questions of SQuAD if there is a folder of data."""
     found = [*_taken(_needles(tokenizer, book, sizes, seed), sizes, count)]
     if data.folder is not None:
-        if data.find(SQUAD) is None:
-            raise GSAError(f"verify: --data {data.folder}: there is no {expected_file(SQUAD)}")
         found += _taken(_squad(tokenizer, data, seed), sizes, count)
     return found
 

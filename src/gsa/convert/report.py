@@ -17,13 +17,15 @@ from gsa.console import tell
 from gsa.convert.audit import Share, Sizes, shares, slots_alone, window_alone, with_slots_of_others
 from gsa.convert.by_position import Compared, Reading, compare_all
 from gsa.convert.load import load_teacher
-from gsa.convert.recall import Cell, ask, questions_of
+from gsa.convert.recall import SQUAD, Cell, ask, questions_of
 from gsa.convert.record import read_record
 from gsa.convert.texts import Pieces, read_pieces
+from gsa.data.sources import plan
 from gsa.data.tokenizer import load_tokenizer
 from gsa.errors import GSAError
-from gsa.eval.local_data import DataFolder
+from gsa.eval.local_data import DataFolder, expected_file
 from gsa.eval.ours import OurTokenizer
+from gsa.eval.perplexity import FIELD
 from gsa.files import named
 from gsa.models.checkpoint import read_model
 from gsa.models.lm import LM
@@ -79,8 +81,7 @@ def report_folder(
     Recall is asked with so many needles hidden in these texts, and as many questions of SQuAD, if there is a folder of
     `data` with its file.
     """
-    check_count("verify: text_tokens", text_tokens)
-    check_count("verify: questions", questions, least=0)
+    check_wanted(texts, text_tokens=text_tokens, questions=questions, data=data)
     place, squad = named(folder, "verify"), DataFolder(data)
     record, tokenizer = read_record(place), load_tokenizer(place)
     student = read_model(place, dtype=torch.float32).eval().requires_grad_(False)
@@ -103,11 +104,28 @@ def report_folder(
     readings = {name: Reading.of(model) for name, model in models.items()}
     if sizes.slots:
         readings[ALONE] = Reading.of(slots_alone(student))
-        readings["slots of another text"] = with_slots_of_others(student, pieces.others())
+        if len(pieces.ids) > 1:
+            readings["slots of another text"] = with_slots_of_others(student, pieces.others())
     compared = compare_all(readings, Reading.of(teacher), pieces.ids, quiet=quiet)
     windowed = {name: one for name, one in compared.items() if name != ALONE}
     found = shares(windowed, window_name(sizes.window), sizes.near) if sizes.slots else []
     return Report(sizes, pieces, compared, found, ask({"teacher": teacher, **models}, asked, sizes, quiet=quiet))
+
+
+def check_wanted(
+    texts: Sequence[str], *, text_tokens: int = TOKENS, questions: int = QUESTIONS, data: str | Path | None = None
+) -> None:
+    """Raises if texts or data are not there, or numbers make no sense; nothing is read."""
+    check_count("verify: text_tokens", text_tokens)
+    check_count("verify: questions", questions, least=0)
+    if not texts:
+        raise GSAError("verify: there is no text to measure on")
+    plan(texts, field=FIELD)
+    folder = DataFolder(data)
+    if data is not None and folder.find(SQUAD) is None:
+        raise GSAError(f"verify: --data {folder.folder}: there is no {expected_file(SQUAD)}")
+    if data is not None and not questions:
+        raise GSAError("verify: data does nothing without questions")
 
 
 def windows(student: LM, teacher: LM, sizes: Sizes, trained: bool) -> dict[str, LM]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gsa.convert.audit import SWAP, Share, Sizes, shares, slots_alone, window_alone, with_slots_of_others
+from gsa.convert.audit import SWAP, Figure, Sizes, ahead, shares, slots_alone, window_alone, with_slots_of_others
 from gsa.convert.by_position import Compared
 from gsa.models.config import ModelConfig
 from gsa.models.lm import LM
@@ -139,8 +139,16 @@ def test_intervals_come_from_differences_between_texts() -> None:
         "window",
         64,
     )
-    assert share == Share("other", 64, 128, 0.5, share.low, share.high)
+    assert share == Figure("other", 64, 128, 0.5, share.low, share.high)
     assert (share.low, share.high) == (0.0, 1.0)
+
+
+def test_two_students_are_compared_text_by_text() -> None:
+    """What makes a text hard for both cancels."""
+    hard = torch.tensor([[1.0], [5.0], [9.0]]).expand(3, 80)
+    both = {"a": compared(hard, hard), "b": compared(hard + 0.25, hard)}
+    (figure,) = ahead(both, "a", "b", 70)
+    assert figure == Figure("a", 70, 128, 0.25, 0.25, 0.25)
 
 
 def test_where_a_window_loses_nothing_there_is_no_share() -> None:

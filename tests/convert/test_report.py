@@ -81,6 +81,8 @@ def test_a_hybrid(
     expected = compare(student, teacher, pieces.ids).places()
     assert [place["kl"] for place in found["positions"]["student"]] == [place.kl for place in expected]
     assert {share["name"] for share in found["recovered"]} <= {*names} - {"window 20", "slots alone"}
+    gained = losses["window 28"][-1] - losses["student"][-1]
+    assert [figure["value"] for figure in found["ahead"] if figure["begin"] == 128] == [pytest.approx(gained)]
     assert {(cell["kind"], *cell["back"]) for cell in found["recall"]} == {("needle", 31, None), ("SQuAD", 31, None)}
     assert {cell["model"] for cell in found["recall"]} == {"teacher", "window 20", "window 28", "student"}
     again = report.report_folder(tmp_path / "out", [str(path) for path in texts], text_tokens=302, questions=2)
@@ -147,8 +149,8 @@ def test_answers_are_beyond_the_window(tmp_path: Path, monkeypatch: pytest.Monke
         assert sum(distance.holds(question.back) for question in found) == 3
     (question,) = (one for one in questions_of(tokenizer, book, Sizes(70, 4, 20), 6, data) if one.kind == "SQuAD")
     text = tokenizer.decode(question.prompt)
-    assert text.endswith("\nQuestion: Who wrote it?\nAnswer:")
-    assert tokenizer.decode(question.answer) == " Ada"
+    assert text.endswith('\nQuestion: Who wrote it?\nThe answer in the text is "')
+    assert tokenizer.decode(question.answer) == "Ada"
     assert question.back == len(text) - text.index("Ada")
 
 

@@ -10,13 +10,14 @@ Shape letters: N texts, T time, D model width.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from gsa.convert.by_position import Compared, Reading, positions
@@ -104,11 +105,11 @@ def _first_with_slots_of_second(state: ModelState) -> ModelState:
 
 
 @dataclass(frozen=True)
-class Share:
-    """The share of what a window loses to the teacher that another does not lose, between two positions."""
+class Figure:
+    """A figure of some positions, with its interval of confidence."""
 
     name: str
-    """Who does not lose it."""
+    """Whose it is."""
     begin: int
     end: int | None
     value: float
@@ -120,26 +121,53 @@ class Share:
         return positions(self.begin, self.end)
 
 
-def shares(compared: dict[str, Compared], window: str, near: int) -> list[Share]:
+def shares(compared: dict[str, Compared], window: str, near: int) -> list[Figure]:
     """What each recovers of a window's loss, in each bin of positions beyond `near` and in all of them.
 
-    (CE of the window - CE of the other) / (CE of the window - CE of the teacher), with an interval from drawing texts
-    anew. Where the window loses nothing there is no share.
+    (CE of the window - CE of the other) / (CE of the window - CE of the teacher). Where the window loses nothing there
+    is no share.
     """
-    lost = compared[window]
-    places = [place for place in lost.places() if place.end is None or place.end > near]
+    lost, found = compared[window], []
+    for name, other in compared.items():
+        for begin, end in _spans(lost, near) if name != window else ():
+            parts = _parts((lost.student_ce, other.student_ce, lost.teacher_ce), begin, end, _share)
+            if parts.sums[:, 0].sum() > parts.sums[:, 2].sum():
+                found.append(_figure(name, begin, end, parts))
+    return found
+
+
+def ahead(compared: dict[str, Compared], name: str, other: str, near: int) -> list[Figure]:
+    """How much less cross-entropy one has than another on the same texts, by the same positions."""
+    pair = compared[other].student_ce, compared[name].student_ce
+    spans = _spans(compared[name], near)
+    return [_figure(name, begin, end, _parts(pair, begin, end, _less)) for begin, end in spans]
+
+
+def _spans(compared: Compared, near: int) -> list[tuple[int, int | None]]:
+    """The bins beyond `near`, and all of them, if there are several."""
+    places = [place for place in compared.places() if place.end is None or place.end > near]
     spans = [(max(place.begin, near), place.end) for place in places]
-    spans += [(near, None)] if len(spans) > 1 else []
-    found = [_share(name, lost, other, *span) for name, other in compared.items() if name != window for span in spans]
-    return [share for share in found if share is not None]
+    return [*spans, (near, None)] if len(spans) > 1 else spans
 
 
-def _share(name: str, window: Compared, other: Compared, begin: int, end: int | None) -> Share | None:
-    figures = window.student_ce, other.student_ce, window.teacher_ce
+def _parts(
+    figures: Sequence[Tensor], begin: int, end: int | None, form: Callable[[NDArray[np.float64]], NDArray[np.float64]]
+) -> Parts:
+    """What is made of sums over positions of figures [N, T - 1] of texts."""
     sums = np.stack([x[:, begin:end].double().sum(1).numpy() for x in figures], 1)
-    if not sums[:, 0].sum() > sums[:, 2].sum():
-        return None
-    parts = Parts(sums, np.ones(len(sums)), lambda x: (x[..., 0] - x[..., 1]) / (x[..., 0] - x[..., 2]))
-    nothing = mean_of(np.zeros(len(sums)))  # the difference from 0 is the share itself
+    return Parts(sums, np.full(len(sums), float(figures[0][0, begin:end].numel())), form)
+
+
+def _share(means: NDArray[np.float64]) -> NDArray[np.float64]:
+    return (means[..., 0] - means[..., 1]) / (means[..., 0] - means[..., 2])
+
+
+def _less(means: NDArray[np.float64]) -> NDArray[np.float64]:
+    return means[..., 0] - means[..., 1]
+
+
+def _figure(name: str, begin: int, end: int | None, parts: Parts) -> Figure:
+    """With an interval from drawing texts anew."""
+    nothing = mean_of(np.zeros(len(parts.sums)))  # the difference from 0 is the figure itself
     found = paired_difference(nothing, parts, resamples=RESAMPLES, confidence=CONFIDENCE, seed=0)
-    return Share(name, begin, end, found.value, found.low, found.high)
+    return Figure(name, begin, end, found.value, found.low, found.high)

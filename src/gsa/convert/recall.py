@@ -27,6 +27,8 @@ from gsa.models.lm import LM
 from gsa.table import Column, Table
 
 SQUAD = "squad_dev_v1.1"
+PROMPT = 'Text: {context}\nQuestion: {question}\nThe answer in the text is "'
+"""The open quotation mark asks for words of the text: without it, models that chat answer with a sentence."""
 HAY, LONGEST = 192, 512
 """Tokens that a needle is hidden in, at least; and of a prompt with a paragraph of SQuAD, at most."""
 DEPTHS, SAMPLES = (0, 25, 50, 75), 200
@@ -110,7 +112,7 @@ def _needles(tokenizer: ReaderTokenizer, book: str, sizes: Sizes, seed: int) -> 
     for sample in range(SAMPLES):
         for depth in DEPTHS:
             prompt, value = hay.stack(length, depth, np.random.default_rng([seed, sample]))
-            yield _question("needle", tokenizer, prompt, value)
+            yield _question("needle", tokenizer, prompt, value, tokenizer.encode(f" {value}"))
 
 
 def _squad(tokenizer: ReaderTokenizer, data: DataFolder, seed: int) -> Iterator[Question]:
@@ -118,15 +120,16 @@ def _squad(tokenizer: ReaderTokenizer, data: DataFolder, seed: int) -> Iterator[
     asked = list(squad_questions(data.rows(SQUAD)[0]))
     for number in np.random.default_rng(seed).permutation(len(asked)):
         context, question, (answer, *_) = asked[number]
-        prompt = tokenizer.encode(f"{context}\nQuestion: {question}\nAnswer:", special=True)
+        prompt = tokenizer.encode(PROMPT.format(context=context, question=question), special=True)
         if answer in context and answer not in question and len(prompt) <= LONGEST:
-            yield _question("SQuAD", tokenizer, prompt, answer)
+            yield _question("SQuAD", tokenizer, prompt, answer, tokenizer.encode(answer))
 
 
-def _question(kind: str, tokenizer: ReaderTokenizer, prompt: list[int], answer: str) -> Question:
+def _question(kind: str, tokenizer: ReaderTokenizer, prompt: list[int], answer: str, ids: list[int]) -> Question:
+    """A question whose answer, as it follows the prompt, has these ids."""
     ends = range(1, len(prompt) + 1)
     back = ends[bisect_left(ends, True, hi=len(ends) - 1, key=lambda k: answer in tokenizer.decode(prompt[-k:]))]
-    return Question(kind, prompt, tokenizer.encode(f" {answer}"), back)
+    return Question(kind, prompt, ids, back)
 
 
 def ask(models: Mapping[str, LM], questions: Sequence[Question], sizes: Sizes, *, quiet: bool = False) -> list[Cell]:

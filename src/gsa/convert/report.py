@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from gsa.console import tell
-from gsa.convert.audit import Share, Sizes, shares, slots_alone, window_alone, with_slots_of_others
+from gsa.convert.audit import Figure, Sizes, ahead, shares, slots_alone, window_alone, with_slots_of_others
 from gsa.convert.by_position import Compared, Reading, compare_all
 from gsa.convert.load import load_teacher
 from gsa.convert.recall import SQUAD, Cell, ask, questions_of
@@ -48,8 +48,10 @@ class Report:
     pieces: Pieces
     compared: dict[str, Compared]
     """The student and what it is audited with, each beside the teacher."""
-    shares: list[Share]
-    """Of hybrids."""
+    shares: list[Figure]
+    """Of hybrids: what of the window's loss is recovered."""
+    ahead: list[Figure]
+    """Of hybrids: how much less the student's loss is than that of a window with as large a state."""
     recalled: list[Cell]
 
     def as_json(self) -> dict[str, Any]:
@@ -61,7 +63,8 @@ class Report:
             "length": length,
             **asdict(self.sizes),
             "positions": {name: [asdict(place) for place in one.places()] for name, one in self.compared.items()},
-            "recovered": [asdict(share) for share in self.shares],
+            "recovered": [asdict(figure) for figure in self.shares],
+            "ahead": [asdict(figure) for figure in self.ahead],
             "recall": [{**asdict(cell), "back": list(cell.back)} for cell in self.recalled],
         }
 
@@ -107,9 +110,12 @@ def report_folder(
         if len(pieces.ids) > 1:
             readings["slots of another text"] = with_slots_of_others(student, pieces.others())
     compared = compare_all(readings, Reading.of(teacher), pieces.ids, quiet=quiet)
-    windowed = {name: one for name, one in compared.items() if name != ALONE}
-    found = shares(windowed, window_name(sizes.window), sizes.near) if sizes.slots else []
-    return Report(sizes, pieces, compared, found, ask({"teacher": teacher, **models}, asked, sizes, quiet=quiet))
+    won, lead = list[Figure](), list[Figure]()
+    if sizes.slots:
+        windowed = {name: one for name, one in compared.items() if name != ALONE}
+        won = shares(windowed, window_name(sizes.window), sizes.near)
+        lead = ahead(compared, STUDENT, window_name(sizes.window + sizes.slots), sizes.near)
+    return Report(sizes, pieces, compared, won, lead, ask({"teacher": teacher, **models}, asked, sizes, quiet=quiet))
 
 
 def check_wanted(

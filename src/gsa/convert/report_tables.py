@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gsa.convert.audit import CONFIDENCE, SWAP, Share
+from gsa.convert.audit import CONFIDENCE, SWAP, Figure
 from gsa.convert.by_position import table as by_position
 from gsa.convert.recall import tables as recall
 from gsa.convert.report import STUDENT, Report
@@ -16,7 +16,7 @@ def tables(report: Report) -> list[Table]:
     places = report.compared[STUDENT].places()
     found = [by_position("The student beside its teacher", places, [f"{texts}. KL and cross-entropy in nats."])]
     if report.sizes.slots:
-        found += [_losses(report), _recovered(report)]
+        found += [_losses(report), _recovered(report), _ahead(report)]
     return found + (recall(report.recalled) if report.recalled else [])
 
 
@@ -38,7 +38,7 @@ def _losses(report: Report) -> Table:
 
 def _recovered(report: Report) -> Table:
     """A row for each that is not the plain window, a column for each span of positions."""
-    rows: dict[str, dict[str, Share]] = {}
+    rows: dict[str, dict[str, Figure]] = {}
     for share in report.shares:
         rows.setdefault(share.name, {})[share.positions] = share
     spans = list(dict.fromkeys(share.positions for share in report.shares))
@@ -53,5 +53,14 @@ def _recovered(report: Report) -> Table:
     return Table(f"Recovered beyond window and sinks of {near} tokens", text_columns("", *spans), cells, notes)
 
 
-def _told(share: Share) -> str:
+def _told(share: Figure) -> str:
     return f"{share.value:.0%} [{share.low:.0%}, {share.high:.0%}]"
+
+
+def _ahead(report: Report) -> Table:
+    """One row: a window with as large a state less the student."""
+    window = report.sizes.window + report.sizes.slots
+    told = [f"{figure.value:+.3f} [{figure.low:+.3f}, {figure.high:+.3f}]" for figure in report.ahead]
+    columns = text_columns("", *(figure.positions for figure in report.ahead))
+    notes = ["More than 0: the slots are worth more than as many tokens of window. Intervals as above."]
+    return Table("Nats by which the student is better than equal state", columns, [[f"window {window}", *told]], notes)

@@ -188,12 +188,11 @@ class _Run:
 
 def _once(reading: Reading) -> Reading:
     """A reading that keeps what it has found: the teacher reads the same texts for every table."""
-    kept: dict[bytes, Tensor] = {}
+    kept: dict[int, Tensor] = {}
 
-    def features(ids: Tensor) -> Tensor:
-        key = ids.cpu().numpy().tobytes()
-        if key not in kept:
-            kept[key] = reading.features(ids)
-        return kept[key]
+    def features(rows: Tensor, number: int) -> Tensor:
+        if number not in kept:
+            kept[number] = reading.features(rows, number)
+        return kept[number]
 
     return Reading(features, reading.head)

@@ -110,7 +110,7 @@ def _check_tokenizer(tokens: Tokens, folder: Path) -> None:
 
 
 def _evaluated(settings: DistillSettings, tokens: Tokens, folder: Path) -> Tensor | None:
-    """Rows of one document each, spread evenly over what there is to evaluate on."""
+    """Rows of what there is to evaluate on."""
     if settings.eval_data is not None:
         found = Tokens.open(settings.eval_data)
         _check_tokenizer(found, folder)
@@ -118,15 +118,19 @@ def _evaluated(settings: DistillSettings, tokens: Tokens, folder: Path) -> Tenso
         found = Tokens.open(tokens.folder / HELDOUT)
     else:
         return None
-    begins = sorted({0, *found.document_starts(0, found.length).tolist()})
-    ends = [*begins[1:], found.length]
+    return spread_rows(found, settings.length, settings.eval_rows)
+
+
+def spread_rows(tokens: Tokens, length: int, most: int) -> Tensor:
+    """Up to so many rows [N, T] of one document each, spread evenly over all there are."""
+    begins = sorted({0, *tokens.document_starts(0, tokens.length).tolist()})
     places = [
         place
-        for begin, end in zip(begins, ends, strict=True)
-        for place in range(begin, end - settings.length + 1, settings.length)
+        for begin, end in zip(begins, [*begins[1:], tokens.length], strict=True)
+        for place in range(begin, end - length + 1, length)
     ]
     if not places:
-        raise GSAError(f"distill: no document of {found.folder} has {settings.length} tokens (length)")
-    count = min(settings.eval_rows, len(places))
+        raise GSAError(f"distill: no document of {tokens.folder} has {length} tokens (length)")
+    count = min(most, len(places))
     chosen = [places[i * len(places) // count] for i in range(count)]
-    return torch.stack([torch.from_numpy(found.read(place, place + settings.length)) for place in chosen])
+    return torch.stack([torch.from_numpy(tokens.read(place, place + length)) for place in chosen])

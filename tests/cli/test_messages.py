@@ -74,7 +74,6 @@ def test_every_verb_tells_mistakes_plainly(capsys: pytest.CaptureFixture, name: 
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("chat",), "gsa chat: --model is missing"),
         (("generate", "a", "-n", "abc"), "gsa generate: -n must be a whole number, got 'abc'"),
         (("generate", "a", "--max-tokens=1.5"), "gsa generate: --max-tokens must be a whole number, got '1.5'"),
         (("generate", "a", "--tempature", "1"), "gsa generate: there is no --tempature; did you mean --temperature?"),

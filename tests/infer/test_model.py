@@ -119,8 +119,8 @@ def test_state_bytes() -> None:
         (
             "nowhere",
             "auto",
-            "model 'nowhere' was not found: there is no folder nowhere, the package has gsa-tiny, and models of the "
-            "Hugging Face Hub are named owner/name",
+            "model 'nowhere' was not found: there is no folder nowhere, the package has gsa-smol, gsa-tiny, and models "
+            "of the Hugging Face Hub are named owner/name",
         ),
     ],
 )

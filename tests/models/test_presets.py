@@ -72,7 +72,7 @@ def test_the_list_holds_no_weights(capsys: pytest.CaptureFixture, monkeypatch: p
     models(json=True)
     rows = json.loads(capsys.readouterr().out)
     assert devices == {"meta"}
-    assert [row["name"] for row in rows] == gsa.presets()
+    assert [row["name"] for row in rows] == [*gsa.presets(), "gsa-smol"]
     row = next(row for row in rows if row["name"] == "gsa-1.3b")
     assert (row["width"], row["layers"], row["heads"], row["state"]) == (2048, 24, 4, 128 * 24 * 2048)
 

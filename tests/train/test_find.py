@@ -170,15 +170,16 @@ def test_a_model_of_the_hub_that_is_not_ours(hub: Path) -> None:
         ("", "model must be a name or a folder, got ''"),
         (
             "nowhere",
-            "model 'nowhere' was not found: there is no folder nowhere, the package has gsa-tiny, and models of",
+            "model 'nowhere' was not found: there is no folder nowhere, the package has gsa-smol, gsa-tiny, and models "
+            "of",
         ),
         ("gsa-tiny/", "model 'gsa-tiny/' was not found"),
         ("./no/where", r"models of the Hugging Face Hub are named owner/name$"),
         (Path("owner/name"), "model 'owner/name' was not found: there is no such folder"),
         (
             "owner/name",
-            "model 'owner/name' was not found: there is no folder owner/name, the package has gsa-tiny, and it could "
-            "not be fetched from the Hugging Face Hub: no way there",
+            "model 'owner/name' was not found: there is no folder owner/name, the package has gsa-smol, gsa-tiny, and "
+            "it could not be fetched from the Hugging Face Hub: no way there",
         ),
         ("gsa-tinny", r"named owner/name; did you mean gsa-tiny\?$"),
         ("gsa-small", "gsa-small is a preset without weights, which `gsa train --model gsa-small` can train$"),

@@ -16,7 +16,7 @@ COMMANDS = "/save FILE, /reset, /exit"
 
 def chat(
     *,
-    model: str,
+    model: str = "gsa-smol",
     system: str | None = None,
     weights: Weights = "auto",
     compute: Compute = "auto",
@@ -36,8 +36,8 @@ def chat(
     from a pipe as well.
 
     Args:
-        model: Folder of a model with its tokenizer, a run, whose newest whole checkpoint is taken, or a name of the
-            Hugging Face Hub (owner/name).
+        model: gsa-smol, a folder of a model with its tokenizer, a run, whose newest whole checkpoint is taken, or a
+            name of the Hugging Face Hub (owner/name).
         system: What the model is told before the conversation.
         weights: Format of the weights in memory; auto is bf16 for weights stored in bf16, else fp32.
         compute: What prompts are computed in; auto is the format of the weights (int8 for int4) where the CPU has a

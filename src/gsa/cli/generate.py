@@ -56,8 +56,8 @@ def generate(
         prompt: The text to continue. It may be left out with --file or --state, or come from standard input. One that
             begins with - goes behind --.
         file: File with the text to continue, - for standard input; a prompt comes behind it.
-        model: gsa-tiny, a folder of a model with its tokenizer, a run, whose newest whole checkpoint is taken, or a
-            name of the Hugging Face Hub (owner/name).
+        model: gsa-tiny, gsa-smol, a folder of a model with its tokenizer, a run, whose newest whole checkpoint is
+            taken, or a name of the Hugging Face Hub (owner/name).
         weights: Format of the weights in memory; auto is bf16 for weights stored in bf16, else fp32.
         compute: What prompts are computed in; auto is the format of the weights (int8 for int4) where the CPU has a
             unit for such products, else fp32. `gsa doctor` tells.

@@ -8,7 +8,7 @@ from gsa.table import Column, Table, show
 
 
 def models(json: bool = False) -> None:
-    """Lists the presets with their parameters and the size of their state, and says which have weights here.
+    """Lists presets and models with their parameters and the size of their state, and says which have weights here.
 
     The state is what a sequence leaves behind, over all layers: in numbers, and in multiples of width x layers as the
     paper counts it (Mamba's two layers for one of the others counted as one). Attention's grows with the sequence.
@@ -16,9 +16,10 @@ def models(json: bool = False) -> None:
     Args:
         json: Print JSON instead of a table.
     """
+    from gsa import pretrained
     from gsa.models import presets
 
-    rows = [describe(name) for name in presets()]
+    rows = [describe(name) for name in dict.fromkeys((*presets(), *pretrained.names()))]
     show(rows, [_table(rows)], json=json)
 
 
@@ -42,19 +43,21 @@ def import_(path: str, out: str) -> None:
 
 
 def describe(name: str) -> dict[str, Any]:
-    """What `gsa models` says of a preset."""
+    """What `gsa models` says of a preset, or of a model of the package."""
     from gsa import pretrained
-    from gsa.models import LM, preset
+    from gsa.models import LM, preset, presets
+    from gsa.models.checkpoint import load_config
     from gsa.models.init import without_memory
 
-    config = preset(name)
+    config = preset(name) if name in presets() else load_config(pretrained.packaged(name))
     with without_memory():
         model = LM(config)
     blocks = sum(1.0 if block.mlp is not None else 0.5 for block in model.model.layers)
     state = model.state_size
     return {
         "name": name,
-        "weights": name in pretrained.names(),
+        "weights": name in pretrained.names() and pretrained.lacking(name) is None,
+        "base": pretrained.base_package(name) if name in pretrained.names() else None,  # whose weights it updates
         "mixer": config.mixer,
         "parameters": model.num_parameters,
         "width": config.hidden_size,
@@ -67,9 +70,12 @@ def describe(name: str) -> dict[str, Any]:
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:
+    from gsa import pretrained
+    from gsa.extras import name_of
+
     columns = [
         Column("preset", "name", left=True),
-        Column("weights", lambda row: "here" if row["weights"] else "", left=True),
+        Column("weights", lambda row: "here" if row["weights"] else row["base"] and "missing", left=True),
         Column("size", lambda row: row["parameters"] / 1e6, "{:.1f}M"),
         Column("width", "width"),
         Column("layers", "layers"),
@@ -78,6 +84,10 @@ def _table(rows: list[dict[str, Any]]) -> Table:
         Column("state", lambda row: "grows" if row["state"] is None else f"{row['state'] / 1e6:.2f}M"),
         Column("state/(L d)", "state_over_width", "{:g}"),
     ]
-    here = " and ".join(row["name"] for row in rows if row["weights"])
-    notes = [f"{here} has weights in the package; the others are configurations to train."]
+    notes = [f"{row['name']} has weights in the package." for row in rows if row["weights"] and not row["base"]]
+    for row in rows:
+        if row["base"]:
+            notes.append(f"{row['name']} is an update of the weights in {name_of(row['base'])}, and no preset.")
+            notes += [] if row["weights"] else [f"{pretrained.lacking(row['name'])}."]
+    notes.append("The others are configurations to train.")
     return Table("Presets", columns, rows, notes)

@@ -30,8 +30,8 @@ def save(
     Args:
         file: Text to read; - for standard input. Bytes that are not UTF-8 are replaced and counted.
         out: File to write.
-        model: gsa-tiny, a folder of a model with its tokenizer, a run, whose newest whole checkpoint is taken, or a
-            name of the Hugging Face Hub (owner/name).
+        model: gsa-tiny, gsa-smol, a folder of a model with its tokenizer, a run, whose newest whole checkpoint is
+            taken, or a name of the Hugging Face Hub (owner/name).
         state: An earlier state, which the text goes on from.
         weights: Format of the weights in memory; a state serves them all.
         compute: What prompts are computed in; auto is the format of the weights (int8 for int4) where the CPU has a

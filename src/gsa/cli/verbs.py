@@ -30,8 +30,7 @@ GSA = Group(
         "help": Verb("gsa.cli.help:show_help", "Tells what a verb does and which options it has."),
         "demo": Verb(
             "gsa.cli.demo:demo",
-            "Writes with the model of the package, reads a book into a state, goes on from it, and shows what a token "
-            "costs.",
+            "Talks with a model, has it read a book into a state, goes on from it, and shows what a token costs.",
         ),
         "doctor": Verb(
             "gsa.cli.doctor:doctor",
@@ -58,7 +57,8 @@ GSA = Group(
         ),
         "models": Verb(
             "gsa.cli.models:models",
-            "Lists the presets with their parameters and the size of their state, and says which have weights here.",
+            "Lists presets and models with their parameters and the size of their state, and says which have weights "
+            "here.",
         ),
         "import": Verb(
             "gsa.cli.models:import_",

@@ -124,7 +124,7 @@ def write(conversion: Conversion, place: Path, *, text: str | None, tokens: int)
         if tokens:
             calibration = calibrate(conversion, *pieces(conversion, folder, text, tokens), new)
             new |= calibration.weights
-        _write_weights(conversion, folder, new)
+        write_tensors(source, conversion.mapping, dtype, folder, new)
         write_module(folder)
         (folder / RECORD).write_text(json.dumps(record(conversion, calibration), indent=2) + "\n")
         (folder / CARD).write_text(card(conversion, place.name, companions, calibration), encoding="utf-8")
@@ -135,20 +135,21 @@ def write(conversion: Conversion, place: Path, *, text: str | None, tokens: int)
     return Converted(place, parameters, str(dtype).removeprefix("torch."), files)
 
 
-def _write_weights(conversion: Conversion, folder: Path, new: dict[str, Tensor]) -> None:
-    source, mapping, dtype, done = conversion.source, conversion.mapping, conversion.dtype, 0
-    with Progress(conversion.nbytes >> 20, "MB of weights") as progress:
+def write_tensors(source: Source, mapping: Mapping, dtype: torch.dtype, folder: Path, new: dict[str, Tensor]) -> None:
+    """Writes a student's weights: those of its source, and the new ones."""
+    sizes, done = mapping.sizes(dtype), 0
+    with Progress(sum(sizes.values()) >> 20, "MB of weights") as progress:
 
         def read(name: str) -> Tensor:
             nonlocal done
-            done += conversion.sizes[name]
+            done += sizes[name]
             progress.advance((done >> 20) - progress.done)
             if name in new:
                 return new[name].to(dtype)
             return checked(source.read(mapping.copied[name]), mapping.copied[name], source, dtype)
 
         shard_bytes = min(SHARD_BYTES, source.largest_shard or SHARD_BYTES)
-        write_shards(folder, conversion.sizes, read, shard_bytes=shard_bytes)
+        write_shards(folder, sizes, read, shard_bytes=shard_bytes)
 
 
 def fresh(conversion: Conversion) -> dict[str, Tensor]:

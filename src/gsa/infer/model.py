@@ -64,7 +64,7 @@ class Model:
         """
         if isinstance(source, LM):
             place = chosen_device(device, weights, compute, source.lm_head.weight.device)
-            return cls._of(_copied(source), weights, compute, place)
+            return cls.of(_copied(source), weights, compute, place)
         chosen_device(device, weights, compute)  # which refuses what cannot be, before a model is fetched
 
         def read() -> Model:
@@ -76,11 +76,11 @@ class Model:
     def from_folder(cls, folder: Path, weights: str = "auto", *, compute: str = "auto", device: str = "auto") -> Model:
         """The model of a folder with config.json and weights."""
         place = chosen_device(device, weights, compute)
-        return cls._of(read_model(folder), weights, compute, place)
+        return cls.of(read_model(folder), weights, compute, place)
 
     @classmethod
-    def _of(cls, lm: LM, weights: str, compute: str, device: torch.device) -> Model:
-        """Takes the LM over."""
+    def of(cls, lm: LM, weights: str, compute: str, device: torch.device) -> Model:
+        """Takes an LM over, which nobody may use any more; what need not be converted stays where it is in memory."""
         if weights == "auto":
             weights = "bf16" if lm.lm_head.weight.dtype == torch.bfloat16 else "fp32"
         num_parameters = lm.num_parameters  # before they are packed

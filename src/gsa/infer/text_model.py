@@ -32,8 +32,8 @@ def load(
     """A model that writes text: one of the package, a folder, a checkpoint or a run of training, or one of the Hub.
 
     Args:
-        model: "gsa-tiny", a folder of a model with its tokenizer, a run, whose newest whole checkpoint is taken, or a
-            name of the Hugging Face Hub (owner/name).
+        model: "gsa-tiny", "gsa-smol", a folder of a model with its tokenizer, a run, whose newest whole checkpoint is
+            taken, or a name of the Hugging Face Hub (owner/name).
         weights: Format of the weights in memory: "fp32", "bf16", "int8", "int4", or "auto", which is bf16 for weights
             stored in bf16 and fp32 for others. Those in int8 and int4 are for CPUs.
         compute: What prompts are computed in: "fp32", "bf16", "int8" (for weights in int8 and int4), or "auto", which

@@ -169,8 +169,8 @@ def _save(weights: dict[str, Tensor], path: Path) -> None:
 def load_model(model: str | Path, *, dtype: torch.dtype | None = None) -> LM:
     """A model by name or folder, in the dtype of its weights unless another is asked for.
 
-    "gsa-tiny" is in the package; others are folders, checkpoints and runs of training, or names of the Hugging Face Hub
-    (owner/name), as `gsa.train.find.find_model` finds them.
+    "gsa-tiny" and "gsa-smol" are in the package; others are folders, checkpoints and runs of training, or names of the
+    Hugging Face Hub (owner/name), as `gsa.train.find.find_model` finds them.
 
     >>> load_model("gsa-tiny").num_parameters
     4590848

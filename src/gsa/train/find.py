@@ -3,7 +3,7 @@
 A name means, in this order:
 
 - a folder: a checkpoint of training, a run, of which the newest whole checkpoint is taken, or any with config.json;
-- a model of the package ("gsa-tiny");
+- a model of the package ("gsa-tiny", "gsa-smol");
 - a model of the Hugging Face Hub ("owner/name").
 """
 

@@ -7,6 +7,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from gsa import pretrained
 from gsa.data.batches import rows_at_once
 from gsa.data.holdout import HELDOUT
 from gsa.data.shards import TOKENIZER, Tokens
@@ -87,7 +88,7 @@ def _model(settings: TrainSettings, tokens: Tokens) -> tuple[ModelConfig, Path |
         return ModelConfig.from_dict(fields), None
     if path.is_file():
         return ModelConfig.from_dict(ModelConfig.load(path).to_dict() | options), None
-    if not path.is_dir() and "/" not in settings.model:
+    if not path.is_dir() and "/" not in settings.model and settings.model not in pretrained.names():
         preset(settings.model)  # raises, and names the presets there are
     folder, config = read_live(settings.model, lambda: _with_config(find_model(settings.model, _tell).folder))
     if options:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 QUESTION = "What is the capital of France?"
 READ = 8192  # tokens of the book, as many as SmolLM2 was made to see: half a minute on two cores
 ABOUT = "What is this novel about? Answer in one sentence."
-LATER = "Thank you. And what is the capital of Italy?"
+LATER = "Give me three tips for sleeping well."
 WRITTEN = 80  # tokens of an answer at most
 POSITIONS = (64, 256, 1024, 4096, 16384)
 SECONDS = 10.0  # of measuring

@@ -104,13 +104,20 @@ def _kind(name: str, new: set[str]) -> str:
     return "attention" if ".mixer." in name else "rest"
 
 
+def _size(p: Tensor) -> float:
+    """The root mean square of a tensor, or 1 if that is more."""
+    return max(float(p.detach().double().square().mean().sqrt()), 1.0) if p.numel() else 1.0
+
+
 class Optimizer:
     """AdamW without weight decay over parts, each with its own rate; its state as tensors by name."""
 
     def __init__(self, parts: list[Part]):
         self.parts = parts
         self.parameters: Named = {name: p for part in parts for name, p in part.parameters.items()}
-        groups = [{"params": list(part.parameters.values()), "lr": part.lr} for part in parts]
+        # A step of AdamW is as large as its rate, whatever it changes: numbers that are large need larger ones.
+        self.rates = [part.lr * _size(p) for part in parts for p in part.parameters.values()]
+        groups = [{"params": [p], "lr": rate} for p, rate in zip(self.parameters.values(), self.rates, strict=True)]
         self.adam = torch.optim.AdamW(groups, betas=BETAS, eps=EPSILON, weight_decay=0.0, fused=True)
 
     def norm(self) -> float:
@@ -119,9 +126,9 @@ class Optimizer:
         return float(torch.stack(squares).sum().sqrt())
 
     def step(self, scale: float, factor: float) -> None:
-        """One step with each part's rate times `scale`, of the gradient times `factor`."""
-        for group, part in zip(self.adam.param_groups, self.parts, strict=True):
-            group["lr"] = part.lr * scale
+        """One step with all rates times `scale`, of the gradient times `factor`."""
+        for group, rate in zip(self.adam.param_groups, self.rates, strict=True):
+            group["lr"] = rate * scale
         for p in self.parameters.values():
             if p.grad is not None and factor != 1.0:
                 p.grad.mul_(factor)

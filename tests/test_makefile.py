@@ -19,7 +19,9 @@ def native(folder: Path, reason: str, *tools: str) -> subprocess.CompletedProces
     (folder / "python").write_text(f"#!{shutil.which('sh')}\necho '{reason}'\n")
     (folder / "python").chmod(0o755)
     make = [str(shutil.which("make")), "-f", str(ROOT / "Makefile"), "native", f"BIN={folder}"]
-    kept = {name: value for name, value in os.environ.items() if name not in ("CXX", "MAKEFLAGS", "MFLAGS")}
+    kept = {
+        name: value for name, value in os.environ.items() if name not in ("CXX", "MAKEFLAGS", "MAKELEVEL", "MFLAGS")
+    }
     return subprocess.run(
         make, cwd=folder, env=kept | {"PATH": str(folder)}, capture_output=True, text=True, check=False
     )

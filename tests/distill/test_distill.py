@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,10 @@ from tests.cli.running import run
 from tests.distill.small import material, settings, weights
 
 
-@pytest.mark.parametrize("to", ["hybrid", "gsa", "gla", "retnet", "supra"])
+SLOW = partial(pytest.param, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("to", ["hybrid", "gsa", SLOW("gla"), SLOW("retnet"), SLOW("supra")])
 def test_students_come_closer_to_their_teacher(tmp_path: Path, to: str) -> None:
     done = distill(settings(material(tmp_path, to), max_tokens=40 * 128))
     assert done.signal is None
@@ -60,8 +64,7 @@ def test_updates_of_low_rank(tmp_path: Path) -> None:
             assert values[2] < 1e-3 * values[0]
 
 
-@pytest.mark.parametrize("rank", [None, 2])
-@pytest.mark.parametrize("place", [3, 9])
+@pytest.mark.parametrize(("rank", "place"), [(None, 9), (2, 3), SLOW(None, 3), SLOW(2, 9)])
 def test_a_run_that_was_stopped_goes_on_to_the_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int | None, place: int
 ) -> None:

@@ -77,6 +77,7 @@ def test_the_auto_classes_know_the_models_whatever_is_imported_first(imports: st
     assert run_python(imports + REGISTERED).split() == ["GSAConfig", "GSAModel", "GSAForCausalLM"]
 
 
+@pytest.mark.slow
 def test_looking_for_a_module_of_transformers_does_not_undo_the_registration() -> None:
     code = """
 import gsa
@@ -88,6 +89,7 @@ print(type(AutoConfig.for_model("gated_slot_attention")).__name__)
     assert run_python(code).split() == ["GSAConfig"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "again", ["importlib.reload(gsa)", "[sys.modules.pop(n) for n in ('gsa.auto_classes', 'gsa')]"]
 )
@@ -127,6 +129,7 @@ sys.modules["gsa"].Sampling()
     assert said[0].startswith("gsa: transformers 4.1 does not know gsa's models, since it lacks what they need: cannot")
 
 
+@pytest.mark.slow
 def test_an_import_of_transformers_that_failed_may_be_tried_again() -> None:
     code = """
 import gsa, sys

@@ -100,7 +100,7 @@ def test_an_interrupted_run_ends_with_the_same_bits(
     assert losses(tmp_path / "run") == losses(whole)
 
 
-@pytest.mark.parametrize(("steps", "kills"), [(16, 8), pytest.param(40, 20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("steps", "kills"), [(16, 5), pytest.param(40, 20, marks=pytest.mark.slow)])
 def test_a_run_killed_at_random_moments_ends_with_the_same_bits(
     folder: Path, tmp_path: Path, steps: int, kills: int
 ) -> None:

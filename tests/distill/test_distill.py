@@ -18,7 +18,6 @@ from gsa.models.checkpoint import load_model, load_weights
 from tests.cli.running import run
 from tests.distill.small import material, settings, weights
 
-
 SLOW = partial(pytest.param, marks=pytest.mark.slow)
 
 

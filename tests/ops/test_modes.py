@@ -157,7 +157,6 @@ def test_inference_mode_and_back(engine: str) -> None:
         slot_results(case, x, engine, gradients=False)
 
 
-@pytest.mark.quick_if_interpreted(dynamic=[True])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compiles_whole(engine: str, dynamic: bool) -> None:
     def f(x: dict, cu_seqlens: torch.Tensor | None = None) -> tuple[torch.Tensor, SlotState | None]:

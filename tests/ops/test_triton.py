@@ -121,6 +121,7 @@ def test_bounds_are_cut_for_every_device() -> None:
     assert there is not here
 
 
+@pytest.mark.slow
 def test_gradients_lie_as_compilers_expect() -> None:
     """Also of inputs that are not dense: as torch.empty_like would lie."""
     x = slot_inputs(Case(T=5, initial=False, write=True))

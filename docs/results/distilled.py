@@ -14,6 +14,7 @@ import argparse
 import json
 import math
 import platform
+import re
 import sys
 import time
 from dataclasses import asdict
@@ -107,7 +108,7 @@ def main(args: list[str]) -> None:
         "command": [
             "python",
             "docs/results/distilled.py",
-            *(Path(word).name if "/" in word else word for word in args),
+            *(re.sub(r"[^=]*/", "", word) for word in args),  # no folders of this machine
         ],
         "machine": {"processor": platform.machine(), "threads": torch.get_num_threads(), "torch": torch.__version__},
         "students": {name: facts(places[name], model) for name, model in students.items()},

@@ -118,6 +118,20 @@ def test_the_teachers_likeliest_tokens_are_computed_once(tmp_path: Path, monkeyp
         distill(settings(tmp_path, "third", align_share=0.0))
 
 
+def test_micro_batches_learn_the_same(tmp_path: Path) -> None:
+    """To rounding; and the teacher's tokens lie where they are asked for."""
+    material(tmp_path)
+    place = tmp_path / "elsewhere"
+    more = {"align_share": 0.0, "batch_size": 4, "max_tokens": 4 * 64 * 3, "logits": str(place)}
+    distill(settings(tmp_path, "whole", **more))
+    distill(settings(tmp_path, "parts", **more, micro_batch_size=1))
+    expected = weights(tmp_path, "whole")
+    for name, x in weights(tmp_path, "parts").items():
+        torch.testing.assert_close(x, expected[name], rtol=1e-3, atol=1e-4)
+    assert list(place.rglob("row-*.safetensors"))
+    assert not (tmp_path / "train.logits").exists()
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

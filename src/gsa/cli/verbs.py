@@ -151,6 +151,16 @@ GSA = Group(
             "gsa.bench.gpu.kernels:kernels",
             "Compiles every GPU kernel ahead of time, with no GPU present, and checks what comes out.",
         ),
+        "paper": Group(
+            "The paper's experiments, at the scale of this machine.",
+            {
+                "mqar": Verb(
+                    "gsa.paper.mqar:mqar",
+                    "Trains small models to recall pairs (MQAR), with every mixer, and shows accuracy against the size "
+                    "of their state.",
+                ),
+            },
+        ),
         "bench": Group(
             "Speed and memory, as ratios measured in one run.",
             {

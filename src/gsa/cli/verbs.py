@@ -159,6 +159,11 @@ GSA = Group(
                     "Trains small models to recall pairs (MQAR), with every mixer, and shows accuracy against the size "
                     "of their state.",
                 ),
+                "ablation": Verb(
+                    "gsa.paper.ablation:ablation",
+                    "Trains small language models that differ in one thing each, and shows their perplexity beside the "
+                    "paper's.",
+                ),
             },
         ),
         "bench": Group(

@@ -44,15 +44,13 @@ def test_results_come_in_order_and_are_computed_once(tmp_path: Path) -> None:
 
 
 def test_a_damaged_result_is_computed_again(tmp_path: Path) -> None:
-    found, _ = run(tmp_path, 5)
-    (file,) = tmp_path.glob("*.json")
-    for damage in ("{", json.dumps({"square": 1}), json.dumps({**found[0], "settings": {"x": 6}})):
-        file.write_text(damage)
-        assert run(tmp_path, 5)[0][0]["square"] == 25
+    for x, damage in ((5, "{"), (6, '{"square": 1}'), (7, '{"square": 1, "settings": {"x": 9}, "seconds": 1}')):
+        (tmp_path / Cell("", {"x": x}).file).write_text(damage)
+    assert [result["square"] for result in run(tmp_path, 5, 6, 7)[0]] == [25, 36, 49]
 
 
 def test_a_process_that_dies_is_said_and_the_others_results_stay(tmp_path: Path) -> None:
-    with pytest.raises(GSAError, match="x die or one beside it was killed.*goes on with what is missing"):
+    with pytest.raises(GSAError, match=r"x die or one beside it was killed.*goes on with what is missing"):
         run(tmp_path, 2, "die")
     assert [json.loads(file.read_text())["square"] for file in tmp_path.glob("*.json")] == [4]
 

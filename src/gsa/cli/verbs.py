@@ -164,6 +164,10 @@ GSA = Group(
                     "Trains small language models that differ in one thing each, and shows their perplexity beside the "
                     "paper's.",
                 ),
+                "efficiency": Verb(
+                    "gsa.paper.efficiency:efficiency",
+                    "Measures training throughput, memory in training and latency of decoding of the paper's systems.",
+                ),
             },
         ),
         "bench": Group(

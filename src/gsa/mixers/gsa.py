@@ -98,6 +98,8 @@ class GatedSlotAttention(HeadMixer):
 
     Options = GSAOptions
     options: GSAOptions
+    recompute = True
+    """Whether the pass backward computes states again; if not, they are kept, which takes memory."""
 
     def __init__(self, options: GSAOptions):
         super().__init__(options)
@@ -188,6 +190,7 @@ class GatedSlotAttention(HeadMixer):
             initial_state=slots,
             output_final_state=return_state,
             cu_seqlens=sequences.cu_seqlens,
+            recompute=self.recompute,
             check=False,
         )
         return o, {} if final is None else final._asdict()

@@ -38,7 +38,7 @@ class Row:
 _SLOTS: dict[str, Value] = {"num_slots": 64}
 PAPER: dict[str, Row] = {
     "gsa": Row("GSA, 64 slots", _SLOTS, paper=13.51),
-    "no-decay": Row("without decay, that is ABC", {**_SLOTS, "gate": "none"}, paper=16.94),
+    "no-decay": Row("without decay (ABC)", {**_SLOTS, "gate": "none"}, paper=16.94),
     "constant-decay": Row("data-independent decay", {**_SLOTS, "gate": "constant"}, paper=15.83),
     "identity": Row("no softmax", {**_SLOTS, "readout": "identity"}, paper=14.03),
     "swish": Row("Swish for softmax", {**_SLOTS, "readout": "swish"}, paper=13.71),
@@ -46,7 +46,7 @@ PAPER: dict[str, Row] = {
     "relu2": Row("ReLU² for softmax", {**_SLOTS, "readout": "relu2"}, paper=13.95),
     "slots-32": Row("32 slots", {"num_slots": 32}, paper=13.74),
     "slots-128": Row("128 slots", {"num_slots": 128}, paper=13.46),
-    "router": Row("64 slots, of which a router chooses 8", {**_SLOTS, "router": "sigmoid"}),
+    "router": Row("router, 8 of 64 slots", {**_SLOTS, "router": "sigmoid"}),
 }
 """The nine rows of the paper's table, and the router."""
 RATES = (1e-3, 2e-3, 4e-3)
@@ -58,14 +58,14 @@ RECIPE: dict[str, Row] = {
     },
     "gsa-tau-4": Row("GSA, tau 4", {"gate_temperature": 4.0}),
     "gsa-tau-16": Row("GSA, tau 16", {"gate_temperature": 16.0}),
-    "gsa-bias": Row("GSA, gates begin at half-lives of 16 to 1024", {"gate_bias": True}),
+    "gsa-bias": Row("GSA, half-lives from 16 to 1024", {"gate_bias": True}),
     "gsa-conv": Row("GSA, short convolution", {"conv_size": 4}),
     "gla-conv": Row("GLA, short convolution", {"conv_size": 4}, model="gla-tiny"),
     "gsa-heads-2": Row("GSA, 2 heads", {"num_attention_heads": 2}),
     "gsa-heads-8": Row("GSA, 8 heads", {"num_attention_heads": 8}),
     "gla-heads-4": Row("GLA, 4 heads", {"num_attention_heads": 4}, model="gla-tiny"),
     "gsa-slots-64": Row("GSA, 64 slots", _SLOTS),
-    "gsa-router": Row("GSA, a router chooses 8 of 64 slots", {**_SLOTS, "router": "sigmoid"}),
+    "gsa-router": Row("GSA, router, 8 of 64 slots", {**_SLOTS, "router": "sigmoid"}),
 }
 """What may help gsa-tiny, and the same for those it is compared with."""
 TABLES = {"paper": PAPER, "recipe": RECIPE}

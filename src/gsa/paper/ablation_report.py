@@ -16,17 +16,17 @@ def ablation_tables(record: dict[str, Any]) -> list[Table]:
     first = rows[0]
     columns = [
         Column("", "label", left=True),
-        Column("perplexity", "perplexity", "{:.2f}"),
+        Column("ppl", "perplexity", "{:.2f}"),
         Column("loss", "loss", "{:.4f}"),
-        Column("beside the first", lambda row: None if row is first else row["loss"] - first["loss"], "{:+.4f}"),
-        Column("of chance", lambda row: None if row is first else chance(row, first), "± {:.4f}"),
-        Column("bits per byte", "bits_per_byte", "{:.3f}"),
+        Column("Δ loss", lambda row: None if row is first else row["loss"] - first["loss"], "{:+.4f}"),
+        Column("chance", lambda row: None if row is first else chance(row, first), "± {:.4f}"),
+        Column("bits/byte", "bits_per_byte", "{:.3f}"),
     ]
     if settings["table"] == "paper":
-        columns.append(Column("paper's perplexity", "paper", "{:.2f}"))
+        columns.append(Column("paper's ppl", "paper", "{:.2f}"))
     notes = [
-        f"Mean of {settings['seeds']} seeds, {settings['tokens']:,} tokens each. Of chance: the standard error of the "
-        "difference in loss, from the spread of the seeds."
+        f"Mean of {settings['seeds']} seeds, {settings['tokens']:,} tokens each. Δ loss is beside the first row; "
+        "chance is its standard error, from the spread of the seeds."
     ]
     return [Table("Ablations" if settings["table"] == "paper" else "Recipes", columns, rows, notes)]
 

@@ -53,7 +53,7 @@ class Grid:
 
 
 SCALED = RecallRun(
-    length=64, pairs=16, vocab_size=256, examples=16384, test_examples=1000, batch_size=64, epochs=8, std=0.1
+    length=48, pairs=12, vocab_size=256, examples=16384, test_examples=1000, batch_size=64, epochs=8, std=0.1
 )
 FULL = RecallRun(length=512, pairs=64, batch_size=128)
 SHORT = replace(SCALED, length=32, pairs=8, vocab_size=128, examples=4096, test_examples=250, epochs=4)

@@ -79,9 +79,7 @@ def check_kinds(found: Mapping[str, Kind], expected: Mapping[str, Kind]) -> None
 
 def write_state(path: Path, fields: Mapping[str, str], tensors: Mapping[str, Tensor]) -> None:
     """Writes a file of these fields and tensors, always with the same bytes. It has its name only when it is whole."""
-    metadata = {"format": FORMAT, "version": str(VERSION), **fields}
-    kinds = {name: kind_of(x) for name, x in tensors.items()}
-    metadata["content"] = _content(metadata, kinds, lambda name: [_raw(tensors[name])])
+    metadata = {"format": FORMAT, "version": str(VERSION), **fields, "content": content_hash(fields, tensors)}
     # In the order of safetensors itself: wide numbers first, so that all are aligned.
     ordered = dict(sorted(tensors.items(), key=lambda item: (-item[1].itemsize, item[0])))
     try:
@@ -95,6 +93,12 @@ def write_state(path: Path, fields: Mapping[str, str], tensors: Mapping[str, Ten
         raise
     except (OSError, ValueError) as error:  # the latter for a name that none can be
         raise GSAError(f"cannot write {path}: {error}") from None
+
+
+def content_hash(fields: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
+    """The hash that a file of these fields and tensors holds."""
+    kinds = {name: kind_of(x) for name, x in tensors.items()}
+    return _content({"format": FORMAT, "version": str(VERSION), **fields}, kinds, lambda name: [_raw(tensors[name])])
 
 
 def read_state(

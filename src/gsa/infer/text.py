@@ -185,6 +185,13 @@ class Writing(Iterator[Piece]):
         self._given += 1
         return Piece(self._made[self._given - 1], self.generation.token(self._given - 1))
 
+    def ready(self) -> list[Piece]:
+        """The pieces that there are by now, for those who make the steps elsewhere; it waits for none."""
+        pieces: list[Piece] = []
+        while self.reason is None and (self._given < len(self._made) or self.generation.done):
+            pieces.append(next(self))
+        return pieces
+
     def _step(self) -> None:
         try:
             self._engine.step()

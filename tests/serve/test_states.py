@@ -1,0 +1,167 @@
+"""States as resources: made, told, fetched, brought back, removed; and what cannot be one."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gsa.errors import GSAError
+from gsa.infer import State
+from gsa.serve.store import Conversation, StateStore
+from tests.examples import examples
+from tests.serve.live import Live, events, served
+from tests.serve.test_complaints import cached, text
+
+FILE = {"Content-Type": "application/octet-stream"}
+
+
+def test_a_state_from_making_to_removing(server: Live) -> None:
+    made = server.post("/v1/states", {"text": "Once upon a time", "name": "tale"}, 201)
+    facts = server.http.get(f"/v1/states/{made['id']}").json()
+    assert {**facts, "cached_tokens": made["cached_tokens"]} == made
+    assert (facts["tokens"], facts["model"], facts["name"]) == (16, "talks", "tale")
+    assert facts in server.http.get("/v1/states").json()["data"]
+    content = server.http.get(f"/v1/states/{made['id']}/content").content
+    uploaded = server.http.post("/v1/states?name=again", content=content, headers=FILE)
+    assert uploaded.status_code == 201
+    assert (uploaded.json()["tokens"], uploaded.json()["bytes"]) == (facts["tokens"], facts["bytes"])
+    answers = [server.complete(" there", state=id_) for id_ in (made["id"], made["id"], uploaded.json()["id"])]
+    assert {text(answer) for answer in answers} == {text(server.complete("Once upon a time there"))}
+    assert server.http.delete(f"/v1/states/{made['id']}").json()["deleted"]
+    assert server.complete("a", 404, state=made["id"])["error"]["code"] == "state_not_found"
+    assert server.http.get(f"/v1/states/{made['id']}").status_code == 404
+
+
+def test_three_ways_to_the_same_state(server: Live) -> None:
+    by_ids = server.post("/v1/states", {"ids": list(b"Once upon")}, 201)
+    by_parts = server.post("/v1/states", {"text": " upon", "state": by_ids["id"]}, 201)
+    assert by_parts["tokens"] == 14
+    chat = server.post("/v1/states", {"messages": [{"role": "system", "content": "Be brief."}]}, 201)
+    whole = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
+    body = {"messages": whole, "temperature": 0, "max_tokens": 8}
+    expected = server.post("/v1/chat/completions", body)
+    answer = server.chat("Hello", state=chat["id"])
+    assert text(answer) == text(expected)
+    assert answer["usage"]["prompt_tokens"] == expected["usage"]["prompt_tokens"]
+    assert cached(answer) == chat["tokens"]
+
+
+def test_a_document_and_a_conversation_about_it(server: Live) -> None:
+    document = server.post("/v1/states", {"text": "The moon is made of cheese.\n"}, 201)
+    first = server.chat("Of what?", state=document["id"], return_state="id")
+    second = server.chat("Sure?", state=first["choices"][0]["state"]["id"], return_state="id")
+    assert cached(second) == document["tokens"] + first["usage"]["total_tokens"] - document["tokens"]
+    facts = server.http.get(f"/v1/states/{second['choices'][0]['state']['id']}").json()
+    assert facts["messages"] == 4
+
+
+def test_branches_of_one_state_do_not_know_each_other(server: Live) -> None:
+    start = server.chat("Hello", return_state="id")["choices"][0]["state"]["id"]
+    one, other = (server.chat(said, state=start, return_state="id") for said in ("Left", "Right"))
+    again = server.chat("Left", state=start)
+    assert text(again) == text(one) != text(other)
+
+
+def test_progress_of_a_long_document(server: Live) -> None:
+    body = {"text": "word " * 3000, "stream": True}
+    *told, state, done = events(server.http.post("/v1/states", json=body).text)
+    assert done is None
+    assert [each["object"] for each in told] == ["state.progress"] * len(told)
+    assert told[-1]["read"] == told[-1]["tokens"] == state["tokens"] == 15000
+    assert [each["read"] for each in told] == sorted(each["read"] for each in told)
+
+
+def test_a_state_is_found_with_its_salt_only(server: Live) -> None:
+    made = server.post("/v1/states", {"text": "secret", "cache_salt": "mine"}, 201)
+    assert server.complete("a", state=made["id"], cache_salt="mine")
+    for salt in (None, "", "yours"):
+        assert server.complete("a", 404, state=made["id"], cache_salt=salt)["error"]["param"] == "state"
+        query = {} if salt is None else {"cache_salt": salt}
+        assert server.http.get(f"/v1/states/{made['id']}", params=query).status_code == 404
+        assert server.http.delete(f"/v1/states/{made['id']}", params=query).status_code == 404
+        listed = server.http.get("/v1/states", params=query).json()["data"]
+        assert made["id"] not in [state["id"] for state in listed]
+    assert server.http.get(f"/v1/states/{made['id']}", params={"cache_salt": "mine"}).status_code == 200
+
+
+@examples(40)
+@given(st.data())
+def test_uploads_are_checked_as_files_are(server: Live, data: st.DataObject) -> None:
+    """Any change of any byte is noticed, and so is what is no state at all."""
+    content = getattr(test_uploads_are_checked_as_files_are, "content", None)
+    if content is None:
+        made = server.post("/v1/states", {"text": "a state"}, 201)
+        content = server.http.get(f"/v1/states/{made['id']}/content").content
+        test_uploads_are_checked_as_files_are.content = content
+    kind = data.draw(st.sampled_from(["change", "cut", "other"]))
+    if kind == "change":
+        place = data.draw(st.integers(0, len(content) - 1))
+        changed = content[:place] + bytes([content[place] ^ data.draw(st.integers(1, 255))]) + content[place + 1 :]
+    elif kind == "cut":
+        changed = content[: data.draw(st.integers(0, len(content) - 1))]
+    else:
+        changed = data.draw(st.binary(max_size=200))
+    answer = server.http.post("/v1/states", content=changed, headers=FILE)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "bad_state")
+
+
+def test_states_of_other_models_and_broken_base64(server: Live, folder: Path) -> None:
+    assert "base64" in server.complete("a", 400, state={"base64": "%%%"})["error"]["message"]
+    assert server.complete("a", 400, state={"file": "x"})["error"]["param"] == "state"
+    with served("gsa-tiny") as other:
+        made = other.post("/v1/states", {"text": "from elsewhere"}, 201)
+        content = other.http.get(f"/v1/states/{made['id']}/content").content
+        # A model without a chat template says so.
+        assert other.chat("Hello", status=400)["error"]["code"] == "no_chat_template"
+    answer = server.http.post("/v1/states", content=content, headers=FILE)
+    assert "another model" in answer.json()["error"]["message"]
+
+
+def made(server: Live, length: int) -> State:
+    return server.serving.texts.engine.read(list(range(1, 1 + length)))
+
+
+def test_memory_is_bounded_and_the_least_recently_used_go_first(server: Live) -> None:
+    state = made(server, 3)
+    store = StateStore(server.serving.texts.engine.model, 3 * state.nbytes)
+    first, second, third = (store.put(state) for _ in range(3))
+    store.load(first)
+    store.put(state)
+    assert store.find(second.id) is None
+    assert {entry.id for entry in store.list()} >= {first.id, third.id}
+    assert store.memory == store.stored == 3 * state.nbytes
+    with pytest.raises(GSAError, match="is gone"):
+        store.load(second)
+    with pytest.raises(GSAError, match="all states together may have 1"):
+        StateStore(server.serving.texts.engine.model, 1).put(state)
+
+
+def test_a_folder_is_bounded_checked_and_for_one_process(server: Live, tmp_path: Path) -> None:
+    model, state, said = server.serving.texts.engine.model, made(server, 4), list[str]()
+    store = StateStore(model, state.nbytes, tmp_path, 2 * state.nbytes)
+    talk = Conversation([{"role": "user", "content": "\ud800"}], [1, 2], None, True)
+    kept = [store.put(state, name=str(i), salt="s", conversation=talk) for i in range(3)]
+    assert [entry.name for entry in store.list("s")] == ["1", "2"]
+    assert len(list(tmp_path.glob("state_*"))) == 4
+    with pytest.raises(GSAError, match="another process"):
+        StateStore(model, 1, tmp_path, 1)
+    store.close()
+    for name, content in {"0" * 32: "{", "1" * 32: '{"id": 3}', "2" * 32: "[]"}.items():
+        (tmp_path / f"state_{name}.json").write_text(content)
+    facts = json.loads((tmp_path / f"{kept[2].id}.json").read_text())
+    facts["conversation"]["messages"] = [{"role": 1}]
+    (tmp_path / f"{kept[2].id}.json").write_text(json.dumps(facts))
+    file = tmp_path / f"{kept[1].id}.safetensors"
+    again = StateStore(model, 10 * state.nbytes, tmp_path, 10 * state.nbytes, said.append)
+    assert len(said) == 4
+    assert [entry.conversation for entry in again.list("s")] == [talk]
+    (entry,) = again.list("s")
+    assert again.load(entry).digest == state.digest
+    again.close()
+    file.write_bytes(file.read_bytes()[:-1])
+    broken = StateStore(model, 10 * state.nbytes, tmp_path, 10 * state.nbytes)
+    with pytest.raises(GSAError, match="truncated"):
+        broken.load(entry)
+    broken.close()

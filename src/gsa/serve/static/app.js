@@ -28,7 +28,7 @@ function guarded(action) {
 }
 
 function show() {
-  showMessages(current, model.chat, { turn: guarded(turn), again: guarded(again), edit });
+  showMessages(current, model.chat, { busy: writing !== null, turn: guarded(turn), again: guarded(again), edit });
   showSide();
 }
 
@@ -152,18 +152,16 @@ async function send(text) {
 }
 
 async function again(node) {
-  if (!writing) await answer(current.nodes[node.parent]);
+  await answer(current.nodes[node.parent]);
 }
 
 async function turn(node, places) {
-  if (writing) return;
   tree.turn(current, node, places);
   await keep();
   show();
 }
 
 function edit(node) {
-  if (writing) return;
   editor(node, guarded(async (text) => {
     if (!text.trim()) return;
     const edited = tree.add(current, node.parent, "user", text);

@@ -80,12 +80,10 @@ function tools(conversation, node, act) {
     on.disabled = place === all.length - 1;
     found.push(back, make("span", { textContent: `${place + 1} of ${all.length}` }), on);
   }
-  if (node.role === "assistant") {
-    found.push(button("Again", "Write another answer", () => act.again(node)));
-    if (node.stats) found.push(make("span", { className: "stats", textContent: costs(node.stats) }));
-  } else {
-    found.push(button("Edit", "Edit this message in a new branch", () => act.edit(node)));
-  }
+  if (node.role === "assistant") found.push(button("Again", "Write another answer", () => act.again(node)));
+  else found.push(button("Edit", "Edit this message in a new branch", () => act.edit(node)));
+  if (act.busy) found.forEach((one) => { one.disabled = true; }); // one answer at a time
+  if (node.stats) found.push(make("span", { className: "stats", textContent: costs(node.stats) }));
   return found;
 }
 

@@ -72,7 +72,7 @@ def serve(
 
     for package in ("fastapi", "uvicorn", "prometheus_client"):
         require(package, "gsa serve")
-    from gsa.serve.run import open_serving, run
+    from gsa.serve.run import bound, open_serving, run
 
     settings = ServeSettings(
         api_key=api_key or os.environ.get("GSA_API_KEY") or None,
@@ -90,6 +90,7 @@ def serve(
         drain_seconds=drain_seconds,
     )
     use_threads(threads)
+    listener = bound(host, port)
     serving = open_serving(model, settings, name=name, weights=weights, compute=compute, device=device, say=tell)
     use_device(serving.texts.engine.model.device)
-    run(serving, host, port, tell)
+    run(serving, host, listener, tell)

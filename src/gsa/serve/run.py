@@ -70,9 +70,8 @@ class _Server(uvicorn.Server):
         self.signal, self.should_exit = sig, True
 
 
-def run(serving: Serving, host: str, port: int, say: Say) -> None:
-    """Serves until a signal; raises SystemExit if a second one cut it short."""
-    listener = _listener(host, port)
+def run(serving: Serving, host: str, listener: socket.socket, say: Say) -> None:
+    """Serves until a signal, and closes all; raises SystemExit if a second signal cut it short."""
     with listener:
         place = _address(host, listener.getsockname()[1])
         config = uvicorn.Config(
@@ -94,13 +93,16 @@ def run(serving: Serving, host: str, port: int, say: Say) -> None:
         raise SystemExit(128 + server.signal)
 
 
-def _listener(host: str, port: int) -> socket.socket:
-    """A socket on which requests come; uvicorn would end the process if there is none to be had."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+def bound(host: str, port: int) -> socket.socket:
+    """A socket with its address, which is taken before a model is loaded: until it listens, nobody can connect."""
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
-        return socket.create_server((host, port), family=family, backlog=2048)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
     except (OSError, OverflowError) as error:
+        listener.close()
         raise GSAError(f"serve: cannot listen on {host} port {port}: {error}") from None
+    return listener
 
 
 def _address(host: str, port: int) -> str:

@@ -1,6 +1,9 @@
 """States as resources: made, told, fetched, brought back, removed; and what cannot be one."""
 
 import json
+import subprocess
+import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -9,6 +12,7 @@ from hypothesis import strategies as st
 
 from gsa.errors import GSAError
 from gsa.infer import State
+from gsa.infer.text_model import load
 from gsa.serve.store import Conversation, StateStore
 from tests.examples import examples
 from tests.serve.live import Live, events, served
@@ -165,3 +169,33 @@ def test_a_folder_is_bounded_checked_and_for_one_process(server: Live, tmp_path:
     with pytest.raises(GSAError, match="truncated"):
         broken.load(entry)
     broken.close()
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from gsa.infer.text_model import load
+from gsa.serve.store import StateStore
+model = load("gsa-tiny")
+store, state = StateStore(model.engine.model, 2**30, Path(sys.argv[1]), 2**30), model.read("It was")
+while True:
+    print(store.put(state).id, flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_kill_loses_no_state_that_was_acknowledged(tmp_path: Path) -> None:
+    model = load("gsa-tiny").engine.model
+    acknowledged: list[str] = []
+    for _ in range(4):
+        process = subprocess.Popen([sys.executable, "-c", WRITER, tmp_path], stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        acknowledged += [process.stdout.readline().strip() for _ in range(7)]
+        process.kill()
+        acknowledged += [line.strip() for line in process.stdout if line.endswith("\n")]
+        process.wait()
+        process.stdout.close()
+        with closing(StateStore(model, 2**30, tmp_path, 2**30)) as store:
+            assert {entry.id for entry in store.list()} >= set(acknowledged)
+            assert {store.load(entry).tokens for entry in store.list()} == {2}
+        assert len(list(tmp_path.glob("*.safetensors"))) == len(list(tmp_path.glob("*.json")))

@@ -219,6 +219,9 @@ class StateStore:
             folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(locked(folder, "serve"))
             remove_leftovers(folder)
+            for path in folder.glob("state_*.safetensors"):
+                if ID.fullmatch(path.stem) and not path.with_suffix(".json").exists():
+                    path.unlink()  # of a server that was killed before it could say that the state is there
             paths = sorted(folder.glob("state_*.json"), key=lambda path: path.stat().st_mtime)
         except OSError as error:
             raise GSAError(f"serve: {folder} cannot be used: {error.strerror}") from None

@@ -35,14 +35,14 @@ def test_what_was_not_used_for_longest_makes_room():
     for name in (b"a", b"b", b"c"):
         cache.put("", state(1, name))
     assert (len(cache), cache.nbytes) == (3, 1200)
-    assert cache.get("", b"a" * 32)
+    assert cache.get("", b"a" * 32, 1)
     cache.put("", state(2, b"d"))
-    assert cache.get("", b"b" * 32) is None
-    assert all(cache.get("", name * 32) for name in (b"a", b"c", b"d"))
+    assert cache.get("", b"b" * 32, 1) is None
+    assert all(cache.get("", name * 32, 1) for name in (b"a", b"c", b"d"))
     assert cache.lengths() == [2, 1]
     cache.put("", state(5, b"e", numbers=190))  # as large as two others
     assert (len(cache), cache.nbytes) == (2, 1200)
-    assert cache.get("", b"d" * 32)
+    assert cache.get("", b"d" * 32, 1)
     assert cache.report().evictions == 3
 
 
@@ -51,7 +51,7 @@ def test_a_state_that_is_put_again_counts_once_and_is_new_again():
     for name in (b"a", b"b", b"a", b"c"):
         cache.put("", state(1, name))
     assert (len(cache), cache.nbytes) == (2, 800)
-    assert cache.get("", b"b" * 32) is None
+    assert cache.get("", b"b" * 32, 1) is None
 
 
 def test_a_state_larger_than_all_room_is_not_kept_and_removes_nothing():
@@ -59,14 +59,14 @@ def test_a_state_larger_than_all_room_is_not_kept_and_removes_nothing():
     cache.put("", state(1, b"a"))
     cache.put("", state(9, b"b", numbers=91))
     assert cache.lengths() == [1]
-    assert cache.get("", b"a" * 32)
+    assert cache.get("", b"a" * 32, 1)
 
 
 def test_scopes_are_apart():
     cache = StateCache(LOTS)
     cache.put("one", state(1, b"a"))
-    assert cache.get("", b"a" * 32) is None
-    assert cache.get("one", b"a" * 32)
+    assert cache.get("", b"a" * 32, 1) is None
+    assert cache.get("one", b"a" * 32, 1)
 
 
 def remembering(case: str = "gsa", **options: object) -> Engine:
@@ -198,11 +198,11 @@ def test_nothing_changes_a_state_that_others_went_on_from():
     kept = engine.generate([prompt] * 3, FEW, keep_state=True)[0].state
     for tokens in (prompt.tolist(), [*prompt.tolist(), *engine.generate(prompt, FEW).tokens]):
         digest = TokenHash.advance(TokenHash.EMPTY, tokens)
-        before = engine.cache.get("", digest).clone()
+        before = engine.cache.get("", digest, 1).clone()
         with torch.inference_mode():
             for x in tensors(kept):
                 x.fill_(float("nan"))
-        assert all(map(torch.equal, tensors(before), tensors(engine.cache.get("", digest))))
+        assert all(map(torch.equal, tensors(before), tensors(engine.cache.get("", digest, 1))))
 
 
 def test_memory_stays_within_the_limit_and_answers_stay_right():

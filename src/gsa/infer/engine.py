@@ -9,16 +9,19 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from types import TracebackType
 from typing import cast, overload
+from weakref import finalize
 
 import numpy as np
 from torch import Tensor
 
 from gsa.errors import GSAError, OutOfMemory, memory_errors, raised_by
+from gsa.files import named
 from gsa.infer.model import Model
 from gsa.infer.reading import Ids, Prompt, checked_ids
 from gsa.infer.requests import Completion, Generation, Request, Token, Until
-from gsa.infer.runners import chosen_reading, make_runner
+from gsa.infer.runners import chosen_reading, computation, make_runner
 from gsa.infer.sampling import Sampler
 from gsa.infer.scheduler import NOT_FINITE, Scheduler, is_finite
 from gsa.infer.state import State
@@ -27,12 +30,14 @@ from gsa.models.lm import LM
 from gsa.options import check, choice, number
 from gsa.sampling import DEFAULT, Sampling
 from gsa.terminal import quoted
+from gsa.train.find import warn
 
 
 @dataclass(frozen=True)
 class _Options:
     batch_size: int = number(least=1)
     state_cache_bytes: int = number(least=0)
+    state_dir_bytes: int = number(least=0)
     reading: str = choice("auto", ("auto", "fast", "exact"))
     read_tokens: int = number(128, least=1)
 
@@ -55,11 +60,15 @@ class Engine:
         batch_size: Requests that are decoded together; others wait.
         state_cache_bytes: Memory for states that prompts and answers leave, from which prompts that begin alike go on;
             0 is none.
+        state_dir: Folder in which they are kept too, so that they are there when an engine starts again; it needs
+            memory for them (`state_cache_bytes`), and one engine at a time has it. See `close`.
+        state_dir_bytes: Bytes of the files in that folder, at most.
         reading: "fast" reads long prompts in pieces of 512 tokens by the model's forward; states can be kept and found
             where pieces end. "exact" reads with the arithmetic of writing: a state is a function of its tokens, and can
             be kept and found anywhere. "auto" is exact where states are kept, if that can be here, and else fast.
         read_tokens: Tokens of prompts that a step reads at most while others write, whose tokens wait for it; where
             reading is fast, at least 512, a whole piece.
+        say: Told of files in `state_dir` that are not used, and of states that cannot be written there.
 
     >>> engine = Engine("gsa-tiny")
     >>> len(engine.generate([10, 11, 12], Sampling(max_tokens=5)).tokens)
@@ -75,10 +84,15 @@ class Engine:
         device: str = "auto",
         batch_size: int = 16,
         state_cache_bytes: int = 0,
+        state_dir: str | Path | None = None,
+        state_dir_bytes: int = 4 << 30,
         reading: str = "auto",
         read_tokens: int = 128,
+        say: Callable[[str], None] = warn,
     ):
-        check(_Options(batch_size, state_cache_bytes, reading, read_tokens), "engine")
+        check(_Options(batch_size, state_cache_bytes, state_dir_bytes, reading, read_tokens), "engine")
+        if state_dir is not None and not state_cache_bytes:
+            raise GSAError("engine: state_dir needs memory for states: give state_cache_bytes, too")
         self.model = _loaded(model, weights, compute, device)
         self.batch_size = batch_size
         self.cache = StateCache(state_cache_bytes) if state_cache_bytes else None
@@ -90,6 +104,24 @@ class Engine:
             raise OutOfMemory(f"engine: no memory for the states of {batch_size} sequences: {error}") from None
         self._scheduler = Scheduler(self._runner, read_tokens)
         self._ids = count()
+        if self.cache is not None and state_dir is not None:
+            folder = named(state_dir, "folder")
+            self.cache.use_folder(folder, state_dir_bytes, self.model, computation(self._runner), say)
+            finalize(self, self.cache.close)  # also at the end of the program
+
+    def close(self) -> None:
+        """Writes the states that are still to be written to `state_dir`, and leaves it to others; the end of a `with`
+        block does so, too. The engine can be used further, and keeps states in memory alone."""
+        if self.cache is not None:
+            self.cache.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
     @property
     def busy(self) -> bool:

@@ -198,7 +198,7 @@ class Prompt:
         for tokens in cache.lengths():
             position = tokens - self.source.earlier
             if self.position < position <= len(self) and (self._runner.exact or self._is_kept(position)):
-                state = cache.get(self.source.scope, self.source.digest(position))
+                state = cache.get(self.source.scope, self.source.digest(position), tokens)
                 if state is not None:
                     return state
         return None

@@ -14,7 +14,17 @@ from torch import Tensor
 from gsa.errors import GSAError, raised_by
 from gsa.files import named
 from gsa.infer.model import Model
-from gsa.infer.state_file import FIELDS, MAX_TOKENS, Kind, check_kinds, content_hash, kind_of, read_state, write_state
+from gsa.infer.state_file import (
+    FIELDS,
+    MAX_TOKENS,
+    Kind,
+    check_kinds,
+    content_hash,
+    kind_of,
+    read_state,
+    size_of_file,
+    write_state,
+)
 from gsa.models.state import ModelState
 
 if TYPE_CHECKING:
@@ -59,6 +69,11 @@ class State:
     def nbytes(self) -> int:
         """Bytes of all tensors."""
         return self.model.nbytes + self.logits.nbytes
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of its file."""
+        return size_of_file(self._fields(), self._tensors())
 
     def clone(self) -> State:
         """A copy that shares no memory."""

@@ -70,6 +70,8 @@ class TextEngine:
         device: str = "auto",
         batch_size: int = 1,
         state_cache_bytes: int = 0,
+        state_dir: str | Path | None = None,
+        state_dir_bytes: int = 4 << 30,
         reading: str = "auto",
         read_tokens: int = 128,
         say: Callable[[str], None] = warn,
@@ -86,8 +88,11 @@ class TextEngine:
                 Model.from_folder(folder, weights, compute=compute, device=device),
                 batch_size=batch_size,
                 state_cache_bytes=state_cache_bytes,
+                state_dir=state_dir,
+                state_dir_bytes=state_dir_bytes,
                 reading=reading,
                 read_tokens=read_tokens,
+                say=say,
             )
             return cls.beside(folder, engine)
 

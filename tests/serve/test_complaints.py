@@ -36,14 +36,25 @@ def test_a_second_turn_reads_only_what_is_new(server: Live) -> None:
 
 
 def test_a_restored_state_saves_its_reading_and_survives_a_restart(folder: Path, tmp_path: Path) -> None:
-    with served(folder, state_dir=str(tmp_path / "states")) as live:
+    with served(folder, state_dir=str(tmp_path), cache_mb=0) as live:
         made = live.post("/v1/states", {"text": LONG}, 201)
         expected = live.complete("And", state=made["id"])
-    with served(folder, state_dir=str(tmp_path / "states")) as live:
+    with served(folder, state_dir=str(tmp_path), cache_mb=0) as live:
         again = live.complete("And", state=made["id"])
         assert (text(again), cached(again)) == (text(expected), made["tokens"])
         assert live.metric("gsa_prompt_tokens_total") == len("And")  # the engine has read nothing else
         assert live.http.get(f"/v1/states/{made['id']}").json()["tokens"] == len(LONG)
+
+
+def test_a_chat_is_not_read_again_after_a_restart(folder: Path, tmp_path: Path) -> None:
+    with served(folder, state_dir=str(tmp_path)) as live:
+        first = live.chat(LONG)
+        second = live.chat(LONG, text(first), "Go on.")
+    with served(folder, state_dir=str(tmp_path)) as live:
+        again = live.chat(LONG, text(first), "Go on, then.")
+        assert cached(again) >= first["usage"]["total_tokens"]
+        assert live.metric("gsa_cache_disk_hits") >= 1
+        assert text(live.chat(LONG, text(first), "Go on.")) == text(second)
 
 
 def test_prefixes_of_any_length_are_found_and_hits_are_told(folder: Path) -> None:

@@ -69,11 +69,11 @@ def test_branches_of_one_state_do_not_know_each_other(server: Live) -> None:
 
 
 def test_progress_of_a_long_document(server: Live) -> None:
-    body = {"text": "word " * 3000, "stream": True}
+    body = {"text": "word " * 1500, "stream": True}
     *told, state, done = events(server.http.post("/v1/states", json=body).text)
     assert done is None
     assert [each["object"] for each in told] == ["state.progress"] * len(told)
-    assert told[-1]["read"] == told[-1]["tokens"] == state["tokens"] == 15000
+    assert told[-1]["read"] == told[-1]["tokens"] == state["tokens"] == 7500
     assert [each["read"] for each in told] == sorted(each["read"] for each in told)
 
 
@@ -199,3 +199,53 @@ def test_a_kill_loses_no_state_that_was_acknowledged(tmp_path: Path) -> None:
             assert {entry.id for entry in store.list()} >= set(acknowledged)
             assert {store.load(entry).tokens for entry in store.list()} == {2}
         assert len(list(tmp_path.glob("*.safetensors"))) == len(list(tmp_path.glob("*.json")))
+
+
+def test_a_conversation_goes_on_where_the_past_is_told_differently(server: Live) -> None:
+    """A stop string was read and is not part of the message: all is read again, behind the document it stood behind."""
+    document = server.post("/v1/states", {"text": "The moon.\n"}, 201)
+    plain = server.chat("Of what?", state=document["id"], max_tokens=30)
+    stop = text(plain)[4:6]
+    first = server.chat("Of what?", state=document["id"], max_tokens=30, stop=stop, return_state="id")
+    assert first["choices"][0]["finish_reason"] == "stop"
+    assert stop not in text(first)
+    second = server.chat("Sure?", state=first["choices"][0]["state"]["id"])
+    whole = server.chat("Of what?", text(first), "Sure?", state=document["id"], cache=False)
+    assert text(second) == text(whole)
+    assert second["usage"]["prompt_tokens"] == whole["usage"]["prompt_tokens"]
+
+
+def test_instructions_hold_for_one_response(server: Live) -> None:
+    ask = {"temperature": 0, "max_output_tokens": 8}
+
+    def said(answer: dict) -> str:
+        return answer["output"][0]["content"][0]["text"]
+
+    first = server.post("/v1/responses", {"input": "Hello", "instructions": "Be brief.", **ask})
+    told = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": said(first)}]
+    told.append({"role": "user", "content": "And?"})
+    read = first["usage"]["total_tokens"]
+    for instructions, reused in (("Be brief.", True), ("Be long.", False), (None, False)):
+        body = {"input": "And?", "previous_response_id": first["id"], "instructions": instructions, "cache_salt": None}
+        second = server.post("/v1/responses", {**body, **ask})
+        system = [] if instructions is None else [{"role": "system", "content": instructions}]
+        whole = server.post("/v1/chat/completions", {"messages": system + told, "temperature": 0, "max_tokens": 8})
+        assert said(second) == text(whole), instructions
+        assert (second["usage"]["input_tokens_details"]["cached_tokens"] >= read) == reused
+    assert server.http.delete(f"/v1/responses/{first['id']}").json()["deleted"]
+    assert server.post("/v1/responses", {**body, **ask}, 404)["error"]["code"] == "previous_response_not_found"
+    unstored = server.post("/v1/responses", {"input": "Hello", "store": False, **ask})
+    body["previous_response_id"] = unstored["id"]
+    assert server.post("/v1/responses", {**body, **ask}, 404)["error"]["param"] == "previous_response_id"
+
+
+def test_messages_of_states_and_inline_states_of_chats(server: Live) -> None:
+    system, user = {"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Hello"}
+    one = server.post("/v1/states", {"messages": [system]}, 201)
+    two = server.post("/v1/states", {"messages": [user], "state": one["id"]}, 201)
+    both = server.post("/v1/states", {"messages": [system, user]}, 201)
+    assert (two["tokens"], two["messages"]) == (both["tokens"], both["messages"]) == (two["tokens"], 2)
+    inline = server.complete("The moon.", return_state="base64")["choices"][0]["state"]["base64"]
+    first = server.chat("Hello", state={"base64": inline}, return_state="id")
+    second = server.chat("And?", state=first["choices"][0]["state"]["id"])
+    assert cached(second) >= first["usage"]["total_tokens"]

@@ -38,9 +38,9 @@ def test_a_full_server_says_so_and_counts(folder: Path, monkeypatch: pytest.Monk
 
 
 def test_a_server_that_stops_finishes_its_answers_and_takes_no_more(folder: Path) -> None:
-    with served(folder, max_tokens=3000) as live:
-        expected = live.complete("Long", max_tokens=3000)
-        body = {"prompt": "Long", "temperature": 0, "max_tokens": 3000, "stream": True}
+    with served(folder, max_tokens=1000) as live:
+        expected = live.complete("Long", max_tokens=1000)
+        body = {"prompt": "Long", "temperature": 0, "max_tokens": 1000, "stream": True}
         with live.http.stream("POST", "/v1/completions", json=body) as answer:
             lines = answer.iter_lines()
             next(lines)
@@ -70,7 +70,7 @@ def test_an_engine_that_fails_for_good_is_told(folder: Path) -> None:
             raise RuntimeError("broken")
 
         live.serving.worker._step = fail
-        error = live.complete("a", 400)["error"]
+        error = live.complete("a", 503)["error"]
         assert "RuntimeError: broken" in error["message"]
         assert live.complete("a", 503)["error"]["code"] == "engine_failed"
         assert live.http.get("/health").json()["status"] == "engine_failed"
@@ -86,6 +86,18 @@ def test_a_step_that_fails_once_leaves_the_server_well(server: Live) -> None:
 
     server.serving.worker._step = fail
     assert text(server.complete("The engine has not lost it"))
+
+
+def test_a_fault_of_the_worker_itself_leaves_nobody_waiting(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with served(folder) as live:
+        monkeypatch.setattr(live.serving.worker, "_collect", lambda answer: 1 / 0)
+        assert "ZeroDivisionError" in live.complete("a", 503)["error"]["message"]
+        assert live.complete("a", 503)["error"]["code"] == "engine_failed"
+    with served(folder) as live:
+        monkeypatch.setattr(live.serving.texts, "stream", lambda *given, **named: 1 / 0)
+        assert "cannot be submitted" in live.complete("a", 503)["error"]["message"]
+        monkeypatch.undo()
+        assert text(live.complete("a"))
 
 
 def test_closing_in_the_midst_tells_the_clients(folder: Path) -> None:
@@ -124,6 +136,6 @@ def test_signals(tmp_path: Path, again: bool) -> None:
             *_, last, done = events("\n".join(lines))
             assert done is None
             id_ = last["choices"][0]["state"]["id"]
-            assert (tmp_path / f"{id_}.safetensors").exists()
+            assert (tmp_path / "states" / f"{id_}.safetensors").exists()
     process.stderr.close()
     assert process.wait(20) == (143 if again else 0)

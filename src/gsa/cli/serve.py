@@ -62,7 +62,7 @@ def serve(
             none.
         state_mb: Megabytes of memory for states that have an id.
         state_dir: Folder in which states outlive the server; without one, they are in memory only.
-        state_dir_mb: Megabytes that the folder may take.
+        state_dir_mb: Megabytes that the folder may take, half for states that have an id, half for those of the cache.
         drain_seconds: Seconds that answers may still take after SIGTERM or Ctrl-C.
     """
     from gsa.console import tell

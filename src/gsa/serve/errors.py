@@ -57,6 +57,10 @@ class ClientLeft(Exception):
     """Nobody waits for the answer any more."""
 
 
+class EngineFailed(GSAError):
+    """The engine does not work any more, or failed at one request; the request is not to blame."""
+
+
 def refused(param: str, message: str, code: str | None = None) -> ApiError:
     """A field of a request that cannot be taken."""
     return ApiError(400, f"{param}: {message}", param=param, code=code)
@@ -68,6 +72,8 @@ def error_of(error: Exception) -> ApiError:
         return error
     if isinstance(error, OutOfMemory):
         return ApiError(503, str(error), code="out_of_memory", headers={"Retry-After": "5"})
+    if isinstance(error, EngineFailed):
+        return ApiError(503, str(error), code="engine_failed")
     if isinstance(error, GSAError):
         return ApiError(400, str(error))
     LOG.error("a request failed", exc_info=error)

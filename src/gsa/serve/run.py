@@ -15,7 +15,7 @@ from types import FrameType
 import uvicorn
 
 from gsa.errors import GSAError
-from gsa.files import byte_count
+from gsa.files import byte_count, named
 from gsa.infer.text import TextEngine
 from gsa.serve.app import make_app
 from gsa.serve.serving import Serving
@@ -29,7 +29,8 @@ def open_serving(
     model: str, settings: ServeSettings, *, name: str | None, weights: str, compute: str, device: str, say: Say
 ) -> Serving:
     """A model with its states, ready to be served; `close` ends it."""
-    folder = None if settings.state_dir is None else Path(settings.state_dir)
+    folder = None if settings.state_dir is None else named(settings.state_dir, "state_dir")
+    share = settings.state_dir_mb * MEGABYTE // 2  # for states that have an id, and for those of the cache
     texts = TextEngine.load(
         model,
         weights,
@@ -37,10 +38,12 @@ def open_serving(
         device=device,
         batch_size=settings.max_concurrency,
         state_cache_bytes=settings.cache_mb * MEGABYTE,
+        state_dir=None if folder is None or not settings.cache_mb else folder / "cache",
+        state_dir_bytes=share,
         say=say,
     )
-    limits = settings.state_mb * MEGABYTE, folder, settings.state_dir_mb * MEGABYTE
-    store = StateStore(texts.engine.model, *limits, say)
+    states = None if folder is None else folder / "states"
+    store = StateStore(texts.engine.model, settings.state_mb * MEGABYTE, states, share, say)
     return Serving(texts, name or _short(model), settings, store)
 
 

@@ -21,6 +21,7 @@ from gsa.errors import GSAError
 from gsa.infer.reading import Prompt
 from gsa.infer.state import State
 from gsa.infer.state_cache import CacheReport, StateCache
+from gsa.infer.state_dir import DirReport
 from gsa.infer.text import TextEngine
 from gsa.sampling import Sampling
 from gsa.serve.bodies import AnswerBody, ChoicesBody, ResponseBody
@@ -64,6 +65,7 @@ class Serving:
     def close(self) -> None:
         """Ends the worker, and saves what is to be saved."""
         self.worker.close()
+        self.texts.engine.close()
         self.store.close()
 
     def check_model(self, name: str | None) -> None:
@@ -197,13 +199,20 @@ class Serving:
         gauge("gsa_state_memory_bytes", "Bytes of those that are in memory.").set_function(lambda: store.memory)
         cache = self.texts.engine.cache
         if cache is not None:
-            for field in fields(CacheReport):
-                what = f"Of the cache of states: {field.name.replace('_', ' ')}."
-                gauge(f"gsa_cache_{field.name}", what).set_function(partial(_reported, cache, field.name))
+            for name in (field.name for field in fields(CacheReport) if field.name != "disk"):
+                what = f"Of the cache of states: {name.replace('_', ' ')}."
+                gauge(f"gsa_cache_{name}", what).set_function(partial(_reported, cache, name))
+            for name in (field.name for field in fields(DirReport)):
+                what = f"Of the cache of states on disk: {name.replace('_', ' ')}."
+                gauge(f"gsa_cache_disk_{name}", what).set_function(partial(_reported_of_disk, cache, name))
 
 
 def _reported(cache: StateCache, name: str) -> float:
     return float(getattr(cache.report(), name))
+
+
+def _reported_of_disk(cache: StateCache, name: str) -> float:
+    return float(getattr(cache.report().disk, name))
 
 
 def saved(state: State) -> bytes:

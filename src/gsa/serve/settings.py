@@ -37,7 +37,7 @@ class ServeSettings:
     state_dir: str | None = None
     """Folder in which states outlive the server; without one, they are in memory only."""
     state_dir_mb: int = number(10240, least=1, most=2**30)
-    """Megabytes that the folder may take."""
+    """Megabytes that the folder may take, half for states that have an id, half for those of the cache."""
     drain_seconds: float = number(30.0, least=0, most=86400)
     """Seconds that answers may still take after SIGTERM or Ctrl-C."""
 

@@ -13,7 +13,7 @@ from threading import Thread
 
 from gsa.errors import GSAError
 from gsa.infer.text import Piece, Writing
-from gsa.serve.errors import ApiError
+from gsa.serve.errors import ApiError, EngineFailed
 
 LOG = logging.getLogger("gsa.serve")
 MAX_FAILURES = 10
@@ -95,9 +95,13 @@ class Worker:
 
     def _run(self) -> None:
         while not self._ended:
-            self._take_commands()
-            if self._live:
-                self._advance()
+            try:
+                self._take_commands()
+                if self._live:
+                    self._advance()
+            except Exception as error:  # of this file: without the thread, all clients would wait for ever
+                LOG.exception("the thread of the engine failed")
+                self._give_up(error)
             self._deliver()
 
     def _take_commands(self) -> None:
@@ -117,11 +121,15 @@ class Worker:
             LOG.exception("a step of the engine failed")
             self._failures += 1
             if self._failures == MAX_FAILURES:
-                self.failure = f"{type(error).__name__}: {error}"
+                self._give_up(error)
         for answer in list(self._live):
             self._collect(answer)
-            if self.failure is not None and answer in self._live:
-                self._done(answer, GSAError(f"the engine has failed: {self.failure}"))
+
+    def _give_up(self, error: Exception) -> None:
+        """Ends all answers; later ones are refused."""
+        self.failure = f"{type(error).__name__}: {error}"
+        for answer in list(self._live):
+            self._done(answer, EngineFailed(f"the engine has failed: {self.failure}"))
 
     def _collect(self, answer: Answer) -> None:
         """Takes what there is of an answer by now."""
@@ -137,12 +145,14 @@ class Worker:
     def _begin(self, answer: Answer) -> None:
         self._live.append(answer)
         try:
+            if self.failure is not None:
+                raise EngineFailed(f"the engine has failed: {self.failure}")
             answer.writing = answer.start()
         except GSAError as error:
             self._done(answer, error)
         except Exception as error:
             LOG.exception("a request cannot be submitted")
-            self._done(answer, GSAError(f"it cannot be submitted: {type(error).__name__}"))
+            self._done(answer, EngineFailed(f"the request cannot be submitted: {type(error).__name__}: {error}"))
 
     def _cancel(self, answer: Answer) -> None:
         if answer in self._live and answer.writing is not None:

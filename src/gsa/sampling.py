@@ -6,7 +6,8 @@ This module needs no torch, so that the help of a command can tell the defaults 
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
 
 from gsa.errors import GSAError
 from gsa.options import MOST, SEED, check, number
@@ -18,7 +19,7 @@ ANY = sys.float_info.max  # every number is of use here
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
     """How a request is continued. Filters mean what they mean in transformers, and are applied in this order:
-    repetition penalty, temperature, top-k, top-p, min-p.
+    repetition penalty, presence and frequency penalty, bias, temperature, top-k, top-p, min-p.
 
     >>> Sampling(max_tokens=64, temperature=0.5, seed=1).top_p
     0.95
@@ -39,6 +40,13 @@ class Sampling:
     repetition_penalty: float = number(1.0, above=0, most=ANY)
     """What positive scores are divided by, and negative ones multiplied with, of tokens that stand in the request's
     prompt or in what came out; tokens that were read into a state earlier are not known."""
+    presence_penalty: float = number(0.0)
+    """What is taken from the score of a token that has come out already; below 0, added to it. The prompt does not
+    count."""
+    frequency_penalty: float = number(0.0)
+    """The same for each time that it has come out."""
+    logit_bias: dict[int, float] = field(default_factory=dict, hash=False)
+    """What is added to the scores of some tokens, by their ids."""
     seed: int | None = number(None, least=0, most=SEED)
     """Of the random numbers; without one, they differ each time."""
     stop: tuple[int, ...] = ()
@@ -52,6 +60,12 @@ class Sampling:
         for token in self.stop:
             if type(token) is not int or not 0 <= token <= MOST[int]:
                 raise GSAError(f"sampling: stop must hold ids of tokens, got {quoted(token)}")
+        object.__setattr__(self, "logit_bias", dict(self.logit_bias))  # nobody else may change it
+        for token, bias in self.logit_bias.items():
+            if type(token) is not int or not 0 <= token <= MOST[int]:
+                raise GSAError(f"sampling: logit_bias must be given by ids of tokens, got {quoted(token)}")
+            if type(bias) not in (int, float) or not abs(bias) <= MOST[float]:  # which also refuses NaN
+                raise GSAError(f"sampling: logit_bias of {token} must be a finite number, got {quoted(bias)}")
 
     @property
     def greedy(self) -> bool:
@@ -59,9 +73,23 @@ class Sampling:
         return self.temperature == 0
 
     @property
-    def penalises(self) -> bool:
-        """Whether earlier tokens matter."""
-        return self.repetition_penalty != 1
+    def changes_scores(self) -> bool:
+        """Whether scores are not taken as the model gives them."""
+        changed = self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+        return changed or bool(self.logit_bias)
+
+    def several(self, count: int) -> list[Sampling]:
+        """Settings for so many answers to one prompt: the first has these, the others seeds that follow from this one.
+
+        >>> [one.seed for one in Sampling(seed=7).several(2)]
+        [7, 3953241476459023457]
+        """
+        return [self, *(replace(self, seed=self._seed(i)) for i in range(1, count))][:count]
+
+    def _seed(self, number: int) -> int | None:
+        if self.seed is None:
+            return None
+        return int.from_bytes(sha256(f"answer {number} of {self.seed}".encode()).digest()[:8], "little")
 
 
 DEFAULT = Sampling()

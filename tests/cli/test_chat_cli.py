@@ -6,6 +6,7 @@ import io
 import signal
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -103,10 +104,11 @@ def test_options_arrive(capsys: pytest.CaptureFixture, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(Chat, "__init__", watched)
     filters = ("--top-k", "9", "--top-p", "0.5", "--min-p", "0.1", "--repetition-penalty", "1.2", "--seed", "4")
+    filters += ("--presence-penalty", "0.5", "--frequency-penalty", "-0.5")
     weights = ("--weights", "int8", "--threads", "1")
     assert run(capsys, monkeypatch, folder, "", "-n", "3", "--temperature", "0.7", *filters, *weights)[0] == 0
     expected = Sampling(max_tokens=3, temperature=0.7, top_k=9, top_p=0.5, min_p=0.1, repetition_penalty=1.2, seed=4)
-    assert arrived == [expected]
+    assert arrived == [replace(expected, presence_penalty=0.5, frequency_penalty=-0.5)]
 
 
 def test_on_a_terminal_there_is_a_prompt(

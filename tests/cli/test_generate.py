@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -125,11 +126,13 @@ def test_options_arrive(capsys: pytest.CaptureFixture, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(TextEngine, "stream", watched)
     filters = ("--top-k", "9", "--top-p", "0.5", "--min-p", "0.1", "--repetition-penalty", "1.2")
+    filters += ("--presence-penalty", "0.5", "--frequency-penalty", "-0.5")
     args = ("-n", "3", "--temperature", "0.7", *filters, "--seed", "4", "--stop", "null", "--stop", "- a: b")
     assert run(capsys, PROMPT, *args)[0] == 0
     expected = Sampling(
         max_tokens=3, temperature=0.7, top_k=9, top_p=0.5, min_p=0.1, repetition_penalty=1.2, seed=4, logprobs=None
     )
+    expected = replace(expected, presence_penalty=0.5, frequency_penalty=-0.5)
     assert arrived == [(expected, ["null", "- a: b"])]
 
 

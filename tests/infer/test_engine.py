@@ -173,7 +173,7 @@ def test_a_long_prompt_is_read_in_pieces_while_others_go_on(monkeypatch):
     one = engine()
     read = []
     runner, reads = one._runner, one._runner.read
-    monkeypatch.setattr(runner, "read", lambda ids, state: read.append(len(ids)) or reads(ids, state))
+    monkeypatch.setattr(runner, "read", lambda ids, *rest: read.append(len(ids)) or reads(ids, *rest))
     runs = one.submit(ids(5), replace(SHORT, max_tokens=99))
     one.step()
     long, others = one.submit(ids(4 * MAX_READ + 9), SHORT), [one.submit(ids(100, seed=i), SHORT) for i in range(8)]

@@ -66,7 +66,7 @@ def test_requests_that_make_no_sense_are_refused(wrong, message):
     [
         ({"batch_size": 0}, "engine: batch_size must be at least 1, got 0"),
         ({"batch_size": True}, "engine: batch_size must be a whole number, got True"),
-        ({"prefix_bytes": -1}, "engine: prefix_bytes must be at least 0, got -1"),
+        ({"state_cache_bytes": -1}, "engine: state_cache_bytes must be at least 0, got -1"),
         ({"weights": "int8"}, "engine: weights 'int8' were asked for, the model has 'fp32'"),
         ({"model": 3}, "engine: model must be a Model, an LM, a name or a folder, got int"),
     ],

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from gsa.errors import GSAError, OutOfMemory
 from gsa.infer import Engine, Generation, Sampling
-from gsa.infer.reading import Reading
+from gsa.infer.reading import Prompt, Source
 from gsa.infer.runner import MAX_READ
 from tests.examples import examples
 from tests.infer.engines import SHORT, engine, loaded, tensors
@@ -151,8 +151,8 @@ def test_interruptions_one_after_another_end_with_order(where, calls, monkeypatc
 
 
 FAILURES = {
-    "its reading": (Reading, "advance"),
-    "its digest": (Reading, "snapshot"),
+    "its reading": (Prompt, "advance"),
+    "its digest": (Source, "snapshot"),
     "its state's way into a place": ("put", None),
     "its state's way out": ("take", None),
     "its sampler": ("sampler", None),
@@ -292,7 +292,7 @@ def test_an_interruption_at_any_moment_leaves_order(delays, places, keep_state):
 )
 def test_threads_that_ask_cancel_drop_and_fail_get_their_own(actions, places):
     """While alarms make the garbage collector run in the middle of anything."""
-    one = Engine(loaded(), batch_size=places, prefix_bytes=10**5)
+    one = Engine(loaded(), batch_size=places, state_cache_bytes=10**5)
     long = ids(MAX_READ + 3).tolist()
     long_expected = engine().generate(long, SHORT).tokens
     lock = threading.Lock()

@@ -91,6 +91,9 @@ SETTINGS: dict[str, st.SearchStrategy[Any]] = {
     "top_p": st.sampled_from([0.0, 0.4137, 0.9137, 1, 1.0]),
     "min_p": st.sampled_from([0.0, 0.1379, 1.0]),
     "repetition_penalty": st.sampled_from([0.5, 1, 1.0, 1.7]),
+    "presence_penalty": st.sampled_from([-0.5, 0, 1.5]),
+    "frequency_penalty": st.sampled_from([-0.25, 0.0, 0.7]),
+    "logit_bias": st.dictionaries(IDS, st.sampled_from([-100, 0.3, 2]), max_size=2),
     "seed": st.integers(0, 99),
     "stop": st.lists(IDS, max_size=2).map(tuple),
     "logprobs": st.sampled_from([None, 0, 2, 50]),
@@ -107,7 +110,8 @@ MIXED = st.tuples(VALID, st.sampled_from([*SETTINGS]), WRONG_VALUES).map(lambda 
 def fits(chosen: dict[str, Any]) -> bool:
     """Whether settings are right, also for this vocabulary."""
     try:
-        return all(token < VOCABULARY for token in Sampling(**chosen).stop)
+        sampling = Sampling(**chosen)
+        return all(token < VOCABULARY for token in (*sampling.stop, *sampling.logit_bias))
     except GSAError:
         return False
 
@@ -167,8 +171,8 @@ ACTIONS = st.lists(
 class Session:
     """An engine under random actions, whose results are known."""
 
-    def __init__(self, prefix_bytes: int):
-        self.engine = Engine(model(), batch_size=3, prefix_bytes=prefix_bytes)
+    def __init__(self, state_cache_bytes: int):
+        self.engine = Engine(model(), batch_size=3, state_cache_bytes=state_cache_bytes)
         self.submitted: list[Submitted] = []
         self.text, self.snapshot = [1, 2, 3], Engine(model()).read([1, 2, 3])
 
@@ -217,8 +221,8 @@ class Session:
 
 @examples(150)
 @given(ACTIONS, st.sampled_from([0, 700, 10**6]))
-def test_any_order_of_actions_gives_every_request_its_own_tokens(actions, prefix_bytes):
-    session = Session(prefix_bytes)
+def test_any_order_of_actions_gives_every_request_its_own_tokens(actions, state_cache_bytes):
+    session = Session(state_cache_bytes)
     for name, *arguments in actions:
         getattr(session, name)(*arguments)
     session.finish()

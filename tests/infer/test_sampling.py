@@ -126,6 +126,7 @@ def test_a_token_without_weight_never_comes(weights, chance):
         {"temperature": 1e308},
         {"repetition_penalty": 5e-324},
         {"repetition_penalty": 1e308},
+        {"presence_penalty": 1e30, "frequency_penalty": -1e30, "logit_bias": {3: 1e30, 4: -1e30}},
         {"temperature": 5e-324, "repetition_penalty": 5e-324, "top_p": 0.0, "min_p": 1.0, "top_k": 10**9},
         {"seed": 2**64 - 1},
     ],
@@ -166,6 +167,48 @@ def test_a_greedy_text_with_a_penalty_takes_the_likeliest_by_transformers_penalt
         assert choice.id == expected
         said.append(choice.id)
     assert len(set(said)) > 3
+
+
+def test_presence_and_frequency_count_what_came_out_and_not_the_prompt():
+    settings = Sampling(temperature=0, presence_penalty=0.75, frequency_penalty=0.5)
+    one, logits = sampler(settings, torch.arange(40)), torch.randn(1, 40) * 2
+    counts = torch.zeros(40)
+    for _ in range(25):
+        expected = logits[0] - 0.75 * (counts > 0) - 0.5 * counts
+        torch.testing.assert_close(one.penalised(logits[0]), expected.double())
+        (choice,) = choose(logits, [one])
+        assert choice.id == int(expected.argmax())
+        counts[choice.id] += 1
+    assert 3 < int((counts > 0).sum()) < 25
+
+
+def test_a_bias_is_added_to_the_scores_of_its_tokens():
+    logits = torch.randn(1, 40)
+    best = int(logits.argmax())
+    (banned,) = choose(logits, [sampler(Sampling(temperature=0, logit_bias={best: -100}))])
+    assert banned.id == int(logits[0].argsort(descending=True)[1])
+    (chosen,) = choose(logits, [sampler(Sampling(temperature=1.0, seed=1, logit_bias={7: 100.0}, logprobs=0))])
+    assert chosen.id == 7
+    assert chosen.logprob == pytest.approx(float(logits[0].double().log_softmax(0)[7]), abs=1e-12)  # the model's own
+
+
+def test_all_that_changes_scores_is_applied_in_the_order_that_is_told():
+    settings = Sampling(
+        temperature=0, repetition_penalty=2.0, presence_penalty=0.5, frequency_penalty=0.25, logit_bias={3: 1.5}
+    )
+    one, logits = sampler(settings, torch.tensor([5])), torch.zeros(40)
+    logits[3] = 4.0
+    assert one.choose(logits) == 3
+    assert float(one.penalised(logits)[3]) == 4.0 / 2.0 - 0.5 - 0.25 + 1.5
+
+
+def test_settings_can_be_hashed_and_keep_their_bias_to_themselves():
+    bias = {3: 1.0}
+    settings = Sampling(logit_bias=bias)
+    bias[4] = 2.0
+    assert settings.logit_bias == {3: 1.0}
+    assert hash(settings) == hash(Sampling())
+    assert settings != Sampling()
 
 
 def draws(sampling: Sampling, count: int = 20) -> list[int]:
@@ -241,6 +284,13 @@ def test_scores_that_are_not_finite_give_no_token_and_do_not_disturb_others(odd,
         ({"top_p": 1.1}, "top_p must be at most 1, got 1.1"),
         ({"min_p": 2}, "min_p must be at most 1, got 2"),
         ({"repetition_penalty": 0.0}, "repetition_penalty must be above 0, got 0.0"),
+        ({"presence_penalty": float("nan")}, "presence_penalty must be finite, got nan"),
+        ({"frequency_penalty": 1e31}, "frequency_penalty must be at most 1e\\+30, got 1e\\+31"),
+        ({"logit_bias": [1]}, r"logit_bias must be names with values, got \[1\]"),
+        ({"logit_bias": {"1": 1.0}}, "logit_bias must be given by ids of tokens, got '1'"),
+        ({"logit_bias": {-1: 1.0}}, "logit_bias must be given by ids of tokens, got -1"),
+        ({"logit_bias": {1: "a"}}, "logit_bias of 1 must be a finite number, got 'a'"),
+        ({"logit_bias": {1: float("nan")}}, "logit_bias of 1 must be a finite number, got nan"),
         ({"seed": -1}, "seed must be at least 0, got -1"),
         ({"stop": [1]}, r"stop must be tuple, got \[1\]"),
         ({"stop": (1, True)}, "stop must hold ids of tokens, got True"),

@@ -54,6 +54,7 @@ def test_every_setting_arrives(model: TextModel, talking: TextModel, monkeypatch
         Engine, "submit", lambda self, ids, sampling, **o: got.append(sampling) or submit(self, ids, sampling, **o)
     )
     others = {"temperature": 0.5, "top_k": 9, "top_p": 0.5, "min_p": 0.1, "repetition_penalty": 1.2, "seed": 4}
+    others |= {"presence_penalty": 0.5, "frequency_penalty": -0.5, "logit_bias": {7: 2.0}}
     asked = Sampling(max_tokens=2, **others, logprobs=1)
     assert all(
         getattr(asked, field.name) != getattr(DEFAULT, field.name) for field in fields(asked) if field.name != "stop"

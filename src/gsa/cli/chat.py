@@ -27,6 +27,8 @@ def chat(
     top_p: float = DEFAULT.top_p,
     min_p: float = DEFAULT.min_p,
     repetition_penalty: float = DEFAULT.repetition_penalty,
+    presence_penalty: float = DEFAULT.presence_penalty,
+    frequency_penalty: float = DEFAULT.frequency_penalty,
     seed: int | None = DEFAULT.seed,
     threads: int | None = None,
 ) -> None:
@@ -49,6 +51,8 @@ def chat(
         top_p: Choose among the likeliest tokens that have this probability together.
         min_p: Choose among tokens with at least this share of the likeliest one's probability.
         repetition_penalty: Above 1, tokens of the turn become less likely.
+        presence_penalty: Above 0, tokens of the reply become less likely.
+        frequency_penalty: The same, for each time that a token stands there.
         seed: Of the random choices: the same conversation again gets the same replies.
         threads: Threads of torch; its own choice by default.
     """
@@ -64,6 +68,8 @@ def chat(
         top_p=top_p,
         min_p=min_p,
         repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
         seed=seed,
     )
     if sys.stdin is None:

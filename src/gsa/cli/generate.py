@@ -34,6 +34,8 @@ def generate(
     top_p: float = DEFAULT.top_p,
     min_p: float = DEFAULT.min_p,
     repetition_penalty: float = DEFAULT.repetition_penalty,
+    presence_penalty: float = DEFAULT.presence_penalty,
+    frequency_penalty: float = DEFAULT.frequency_penalty,
     seed: int | None = DEFAULT.seed,
     stop: list[str] | None = None,
     logprobs: int | None = DEFAULT.logprobs,
@@ -68,6 +70,8 @@ def generate(
         top_p: Choose among the likeliest tokens that have this probability together.
         min_p: Choose among tokens with at least this share of the likeliest one's probability.
         repetition_penalty: Above 1, tokens of the prompt and the text become less likely.
+        presence_penalty: Above 0, tokens of the text become less likely.
+        frequency_penalty: The same, for each time that a token stands there.
         seed: Of the random choices: the same again gives the same text. One is drawn by default; --stats tells it.
         stop: End before this text; may be given several times.
         logprobs: With --json, log-probabilities of all tokens, and of so many others in the place of each.
@@ -95,6 +99,8 @@ def generate(
         top_p=top_p,
         min_p=min_p,
         repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
         seed=secrets.randbits(32) if seed is None and temperature > 0 else seed,
         logprobs=logprobs,
     )

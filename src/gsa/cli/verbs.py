@@ -42,6 +42,11 @@ GSA = Group(
             "Talks with a model that has a chat template, a line at a time; each reply goes on from the state of the "
             "last.",
         ),
+        "serve": Verb(
+            "gsa.cli.serve:serve",
+            "Serves a model over HTTP as OpenAI's clients speak it, with states as resources, and a page to talk with "
+            "it.",
+        ),
         "state": Group(
             "What a model remembers of a text, as a file.",
             {

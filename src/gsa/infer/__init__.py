@@ -2,8 +2,9 @@
 
 from gsa.infer.engine import Engine
 from gsa.infer.model import Model
+from gsa.infer.reading import Prompt
 from gsa.infer.requests import Completion, Generation, Token
 from gsa.infer.state import State
 from gsa.sampling import Sampling
 
-__all__ = ["Completion", "Engine", "Generation", "Model", "Sampling", "State", "Token"]
+__all__ = ["Completion", "Engine", "Generation", "Model", "Prompt", "Sampling", "State", "Token"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from threading import Lock
 
+import torch
 from torch import Tensor
 
 from gsa.errors import GSAError
@@ -16,7 +17,7 @@ from gsa.infer.compiled_parts import packed_weight
 from gsa.infer.compiled_states import States
 from gsa.infer.layers import InferenceEmbedding, InferenceLinear
 from gsa.infer.model import Model
-from gsa.infer.runner import Runner
+from gsa.infer.runner import Runner, Scores
 from gsa.models.state import ModelState
 from gsa.ops.linear import MAX_COLUMNS
 from gsa.ops.memory import address
@@ -25,26 +26,30 @@ from gsa.ops.weights import DENSE
 
 SHORT_READ = 64
 """Texts of up to so many tokens are read by the native engine, 16 tokens per call, for which it reads the weights once.
-That is faster than the model's forward for so few."""
+That is faster than the model's forward for so few. It computes what it computes for one token after the other, to the
+bit; a reading that is to be exact is always done so."""
 
 
-def obstacle(model: Model) -> str | None:
-    """Why the native engine cannot run a model, or None if it can."""
+def obstacle(model: Model, reading: str = "fast") -> str | None:
+    """Why the native engine cannot run a model, reading it in this way, or None if it can."""
     reason = library.unavailable(model.device)
     if reason is not None:
         return reason
     try:
-        described(model.lm.model)
+        layers = described(model.lm.model)
     except GSAError as error:
         return str(error)
+    rounded = [name for layer in layers for name, kept in layer.kept.items() if kept.dtype == torch.float64]
+    if reading == "exact" and rounded:
+        return f"a copy of its state rounds {rounded[0]}, which is summed up in double precision"
     return None
 
 
 class CompiledRunner(Runner):
     """The states of all places lie together, by layer, and the native engine changes them where they are."""
 
-    def __init__(self, model: Model, batch_size: int):
-        super().__init__(model, batch_size)
+    def __init__(self, model: Model, batch_size: int, reading: str = "fast"):
+        super().__init__(model, batch_size, reading)
         self._weights, self._lock = _tensors_of(model), Lock()
         self._addresses, self._layers = self._look(), described(model.lm.model)
         self._states = States(self._layers, batch_size, model.init_state())
@@ -67,10 +72,12 @@ class CompiledRunner(Runner):
             self._states.reserve(place, 1)
         return self._decoder.step(ids, places)
 
-    def _read(self, ids: Tensor, state: ModelState | None) -> tuple[Tensor, ModelState]:
-        return super()._read(ids, state) if ids.shape[0] > SHORT_READ else self._read_short(ids.tolist(), state)
+    def _read(self, ids: Tensor, state: ModelState | None, scores: Scores | None) -> tuple[Tensor, ModelState]:
+        if ids.shape[0] > SHORT_READ and not self.exact:
+            return super()._read(ids, state, scores)
+        return self._read_short(ids.tolist(), state, scores)
 
-    def _read_short(self, ids: list[int], state: ModelState | None) -> tuple[Tensor, ModelState]:
+    def _read_short(self, ids: list[int], state: ModelState | None, scores: Scores | None) -> tuple[Tensor, ModelState]:
         """By the native engine, on a state of its own, so that nothing is shared with other threads that read."""
         self._check_ids(ids)
         self._follow_weights()
@@ -80,8 +87,11 @@ class CompiledRunner(Runner):
         for begin in range(0, len(ids), MAX_COLUMNS):
             some = ids[begin : begin + MAX_COLUMNS]
             is_last = begin + MAX_COLUMNS >= len(ids)
-            logits = decoder.step(some, [0] * len(some), first=len(some) - is_last)  # scores after the last alone
-        return logits[0], own.take(0)
+            unscored = len(some) - is_last if scores is None else 0  # unless asked for, scores after the last alone
+            logits = decoder.step(some, [0] * len(some), first=unscored)
+            if scores is not None:
+                scores(logits)
+        return logits[-1].clone(), own.take(0)  # no view, which would keep the scores of other tokens in memory
 
     def _check_ids(self, ids: Sequence[int]) -> None:
         assert all(0 <= id_ < self.model.vocab_size for id_ in ids)

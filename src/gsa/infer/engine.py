@@ -9,29 +9,44 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from types import TracebackType
 from typing import cast, overload
+from weakref import finalize
 
 import numpy as np
 from torch import Tensor
 
 from gsa.errors import GSAError, OutOfMemory, memory_errors, raised_by
+from gsa.files import named
 from gsa.infer.model import Model
-from gsa.infer.prefix import PrefixCache
-from gsa.infer.reading import Ids, Reading, checked_ids
+from gsa.infer.reading import Ids, Prompt, checked_ids
 from gsa.infer.requests import Completion, Generation, Request, Token, Until
-from gsa.infer.runners import make_runner
+from gsa.infer.runners import chosen_reading, computation, make_runner
 from gsa.infer.sampling import Sampler
 from gsa.infer.scheduler import NOT_FINITE, Scheduler, is_finite
 from gsa.infer.state import State
+from gsa.infer.state_cache import StateCache
 from gsa.models.lm import LM
-from gsa.options import check, number
+from gsa.options import check, choice, number
 from gsa.sampling import DEFAULT, Sampling
+from gsa.terminal import quoted
+from gsa.train.find import warn
 
 
 @dataclass(frozen=True)
 class _Options:
     batch_size: int = number(least=1)
-    prefix_bytes: int = number(least=0)
+    state_cache_bytes: int = number(least=0)
+    state_dir_bytes: int = number(least=0)
+    reading: str = choice("auto", ("auto", "fast", "exact"))
+    read_tokens: int = number(128, least=1)
+
+
+@dataclass(frozen=True)
+class _PromptOptions:
+    salt: str
+    reuse: bool
+    logprobs: int | None = number(least=0)
 
 
 class Engine:
@@ -43,7 +58,17 @@ class Engine:
         compute: What prompts are computed in: "fp32", "bf16", "int8", or "auto"; see `Model.load`.
         device: Where it computes: "cpu", "cuda", or "auto"; see `Model.load`.
         batch_size: Requests that are decoded together; others wait.
-        prefix_bytes: Memory for the states of earlier prompts, from which prompts that begin alike go on; 0 is none.
+        state_cache_bytes: Memory for states that prompts and answers leave, from which prompts that begin alike go on;
+            0 is none.
+        state_dir: Folder in which they are kept too, so that they are there when an engine starts again; it needs
+            memory for them (`state_cache_bytes`), and one engine at a time has it. See `close`.
+        state_dir_bytes: Bytes of the files in that folder, at most.
+        reading: "fast" reads long prompts in pieces of 512 tokens by the model's forward; states can be kept and found
+            where pieces end. "exact" reads with the arithmetic of writing: a state is a function of its tokens, and can
+            be kept and found anywhere. "auto" is exact where states are kept, if that can be here, and else fast.
+        read_tokens: Tokens of prompts that a step reads at most while others write, whose tokens wait for it; where
+            reading is fast, at least 512, a whole piece.
+        say: Told of files in `state_dir` that are not used, and of states that cannot be written there.
 
     >>> engine = Engine("gsa-tiny")
     >>> len(engine.generate([10, 11, 12], Sampling(max_tokens=5)).tokens)
@@ -58,28 +83,83 @@ class Engine:
         compute: str = "auto",
         device: str = "auto",
         batch_size: int = 16,
-        prefix_bytes: int = 0,
+        state_cache_bytes: int = 0,
+        state_dir: str | Path | None = None,
+        state_dir_bytes: int = 4 << 30,
+        reading: str = "auto",
+        read_tokens: int = 128,
+        say: Callable[[str], None] = warn,
     ):
-        check(_Options(batch_size, prefix_bytes), "engine")
+        check(_Options(batch_size, state_cache_bytes, state_dir_bytes, reading, read_tokens), "engine")
+        if state_dir is not None and not state_cache_bytes:
+            raise GSAError("engine: state_dir needs memory for states: give state_cache_bytes, too")
         self.model = _loaded(model, weights, compute, device)
         self.batch_size = batch_size
-        self.prefixes = PrefixCache(prefix_bytes) if prefix_bytes else None
-        """What is remembered of earlier prompts."""
+        self.cache = StateCache(state_cache_bytes) if state_cache_bytes else None
+        """States that were kept."""
+        reading = chosen_reading(reading, self.model, self.cache is not None)
         try:
-            self._runner = make_runner(self.model, batch_size)
+            self._runner = make_runner(self.model, batch_size, reading)
         except (MemoryError, OverflowError, RuntimeError, TypeError) as error:  # for sizes that cannot be had
             raise OutOfMemory(f"engine: no memory for the states of {batch_size} sequences: {error}") from None
-        self._scheduler = Scheduler(self._runner)
+        self._scheduler = Scheduler(self._runner, read_tokens)
         self._ids = count()
+        if self.cache is not None and state_dir is not None:
+            folder = named(state_dir, "folder")
+            self.cache.use_folder(folder, state_dir_bytes, self.model, computation(self._runner), say)
+            finalize(self, self.cache.close)  # also at the end of the program
+
+    def close(self) -> None:
+        """Writes the states that are still to be written to `state_dir`, and leaves it to others; the end of a `with`
+        block does so, too. The engine can be used further, and keeps states in memory alone."""
+        if self.cache is not None:
+            self.cache.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
     @property
     def busy(self) -> bool:
         """Whether a request waits or runs."""
         return self._scheduler.busy
 
-    def submit(
+    def prompt(
         self,
         ids: Ids,
+        *,
+        state: State | None = None,
+        marks: Sequence[int] = (),
+        salt: str = "",
+        reuse: bool = True,
+        logprobs: int | None = None,
+    ) -> Prompt:
+        """A prompt, behind a state if one is given, that any number of requests can answer; it is read once.
+
+        Args:
+            ids: The tokens.
+            state: What they go on from; it stays as it is.
+            marks: Numbers of tokens of the prompt after which a state is kept, besides the places where that is done
+                anyway (every 512 tokens, the end of the prompt and of the answer).
+            salt: States are only found by prompts with the same salt.
+            reuse: Whether states are looked for and kept at all.
+            logprobs: Tell the log-probability of every token of the prompt (`prompt.logprobs`), and of so many of the
+                likeliest in its place (`prompt.top`), once it is read.
+
+        >>> engine = Engine("gsa-tiny")
+        >>> prompt = engine.prompt([10, 11, 12])
+        >>> len([engine.generate(prompt, one).tokens for one in Sampling(max_tokens=5, seed=1).several(3)])
+        3
+        """
+        return self._prompt("prompt", ids, state, marks, salt, reuse, logprobs)
+
+    def submit(
+        self,
+        ids: Ids | Prompt,
         sampling: Sampling = DEFAULT,
         *,
         state: State | None = None,
@@ -88,10 +168,10 @@ class Engine:
     ) -> Generation:
         """A request that starts in one of the next steps, when there is a place for it.
 
-        It goes on from a state if one is given, which stays as it is; then there may be no ids. With `keep_state`, the
-        state at its end is kept. `until` is called with every token as it comes, in whichever thread makes the step,
-        and ends the request if it says true; if it raises, the request ends with that as its error. It may cancel
-        requests, which then end with the step, and must ask nothing else of the engine.
+        It answers a prompt, or ids. Those go on from a state if one is given, which stays as it is; then there may be
+        none. With `keep_state`, the state at its end is kept. `until` is called with every token as it comes, in
+        whichever thread makes the step, and ends the request if it says true; if it raises, the request ends with that
+        as its error. It may cancel requests, which then end with the step, and must ask nothing else of the engine.
         """
         request = self._request("submit", ids, sampling, state, keep_state)
         request.until = until
@@ -106,7 +186,7 @@ class Engine:
         return self._scheduler.step()
 
     def stream(
-        self, ids: Ids, sampling: Sampling = DEFAULT, *, state: State | None = None, keep_state: bool = False
+        self, ids: Ids | Prompt, sampling: Sampling = DEFAULT, *, state: State | None = None, keep_state: bool = False
     ) -> Generator[Token, None, None]:
         """The tokens of one request as they come. It is cancelled when the iterator is closed.
 
@@ -117,7 +197,7 @@ class Engine:
     @overload
     def generate(
         self,
-        prompts: Ids,
+        prompts: Ids | Prompt,
         sampling: Sampling = DEFAULT,
         *,
         state: State | None = None,
@@ -127,7 +207,7 @@ class Engine:
     @overload
     def generate(
         self,
-        prompts: Sequence[Ids],
+        prompts: Sequence[Ids | Prompt],
         sampling: Sampling | Sequence[Sampling] = DEFAULT,
         *,
         state: State | None = None,
@@ -136,7 +216,7 @@ class Engine:
 
     def generate(
         self,
-        prompts: Ids | Sequence[Ids],
+        prompts: Ids | Prompt | Sequence[Ids | Prompt],
         sampling: Sampling | Sequence[Sampling] = DEFAULT,
         *,
         state: State | None = None,
@@ -145,7 +225,7 @@ class Engine:
         """What comes of a prompt, or of each of several, which may have settings of their own. All go on from the same
         state if one is given."""
         one = _is_one(prompts)
-        each = cast("list[Ids]", [prompts] if one else list(prompts))
+        each = cast("list[Ids | Prompt]", [prompts] if one else list(cast("Sequence[Ids | Prompt]", prompts)))
         settings = [sampling] * len(each) if isinstance(sampling, Sampling) else sampling
         if not isinstance(settings, list | tuple) or len(settings) != len(each) or (one and settings is sampling):
             raise GSAError(f"generate: sampling must be a Sampling, or one for each of several prompts ({len(each)})")
@@ -163,16 +243,16 @@ class Engine:
 
         `progress` is called after every piece with the number of ids read so far.
         """
-        reading = self._prompt("read", ids, state, None)
-        while not reading.done:
+        prompt = self._prompt("read", ids, state, reuse=False)
+        while not prompt.done:
             with memory_errors("read"):
-                reading.advance()
+                prompt.advance()
             if progress is not None:
-                progress(reading.position)
-        assert reading.state is not None
-        assert reading.logits is not None
+                progress(prompt.position)
+        assert prompt.state is not None
+        assert prompt.scores is not None
         with memory_errors("read"):
-            state_after = reading.snapshot(reading.state.clone(), reading.logits.clone())
+            state_after = prompt.source.snapshot(prompt.state.clone(), prompt.scores.clone(), len(prompt))
         if not is_finite(state_after):
             raise GSAError(f"read: {NOT_FINITE}")
         return state_after
@@ -199,7 +279,17 @@ class Engine:
         finally:
             generation.cancel()
 
-    def _prompt(self, what: str, ids: Ids, state: State | None, prefixes: PrefixCache | None, more: int = 0) -> Reading:
+    def _prompt(
+        self,
+        what: str,
+        ids: Ids,
+        state: State | None,
+        marks: Sequence[int] = (),
+        salt: str = "",
+        reuse: bool = True,
+        logprobs: int | None = None,
+        more: int = 0,
+    ) -> Prompt:
         """A prompt that can be read, from a state that fits, and go on for so many tokens more."""
         checked = checked_ids(ids, self.model.vocab_size, what)
         if state is None:
@@ -210,18 +300,37 @@ class Engine:
         else:
             with raised_by(what):
                 state.check(self.model, len(checked) + more)
-        return Reading(self._runner, checked, state, prefixes)
+        check(_PromptOptions(salt, reuse, logprobs), what)
+        for mark in marks:
+            if type(mark) is not int or not 1 <= mark <= len(checked):
+                raise GSAError(f"{what}: marks must be from 1 to {len(checked)} (the tokens), got {quoted(mark)}")
+        cache = self.cache if reuse else None
+        return Prompt(self._runner, checked, state, cache=cache, salt=salt, marks=marks, logprobs=logprobs)
 
-    def _request(self, what: str, ids: Ids, sampling: Sampling, state: State | None, keep_state: bool) -> Request:
+    def _request(
+        self, what: str, ids: Ids | Prompt, sampling: Sampling, state: State | None, keep_state: bool
+    ) -> Request:
         if not isinstance(sampling, Sampling):
             raise GSAError(f"{what}: sampling must be a Sampling, got {type(sampling).__name__}")
         vocab_size = self.model.vocab_size
-        for token in sampling.stop:
-            if token >= vocab_size:
-                raise GSAError(f"{what}: stop has the id {token}, the vocabulary ends with {vocab_size - 1}")
-        reading = self._prompt(what, ids, state, self.prefixes, sampling.max_tokens)
-        generation = Generation(self._scheduler, next(self._ids), len(reading.ids), sampling)
-        return Request(generation, reading, Sampler(sampling, reading.ids, vocab_size), keep_state)
+        for name in ("stop", "logit_bias"):
+            for token in getattr(sampling, name):
+                if token >= vocab_size:
+                    raise GSAError(f"{what}: {name} has the id {token}, the vocabulary ends with {vocab_size - 1}")
+        if isinstance(ids, Prompt):
+            prompt = ids
+            if not prompt.is_of(self._runner):
+                raise GSAError(f"{what}: the prompt is of another engine")
+            if state is not None:
+                raise GSAError(f"{what}: a prompt has its state already, so none can be given with it")
+            if prompt.source.start is not None:
+                with raised_by(what):
+                    prompt.source.start.check_room(len(prompt) + sampling.max_tokens)
+        else:
+            prompt = self._prompt(what, ids, state, more=sampling.max_tokens)
+        source = prompt.source
+        generation = Generation(self._scheduler, next(self._ids), len(prompt), sampling)
+        return Request(generation, source, prompt, Sampler(sampling, source.ids, vocab_size), keep_state)
 
 
 def _loaded(model: Model | LM | str | Path, weights: str, compute: str, device: str) -> Model:
@@ -242,4 +351,4 @@ def _is_one(prompts: object) -> bool:
     """Whether this is one prompt, which may be empty, and not several."""
     if not isinstance(prompts, list | tuple):
         return True
-    return not any(isinstance(ids, list | tuple | Tensor | np.ndarray) for ids in prompts)
+    return not any(isinstance(ids, list | tuple | Tensor | np.ndarray | Prompt) for ids in prompts)

@@ -1,23 +1,28 @@
 """Prompts: checked, and read into a model piece by piece.
 
-Pieces are counted from where a prompt starts, whatever else runs and whatever is remembered of it, so that one prompt
-always gives the same numbers. Shape letters: T time, V vocabulary.
+Where the runner is exact, pieces may be of any length, and a prompt goes on from any state that was kept of an earlier
+one. Elsewhere pieces are counted from where a prompt starts, whatever else runs and whatever is remembered of it. So
+one prompt always gives the same numbers. Shape letters: T time, V vocabulary.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from hashlib import sha256
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from gsa.errors import GSAError
-from gsa.infer.prefix import PrefixCache
-from gsa.infer.runner import MAX_READ, Runner
+from gsa.infer.model import Model
+from gsa.infer.runner import MAX_READ, Runner, Scores
+from gsa.infer.sampling import Choice, described
 from gsa.infer.state import State
+from gsa.infer.state_cache import StateCache
 from gsa.infer.tokens import TokenHash
 from gsa.mixers.sequences import describe
 from gsa.models.state import ModelState
@@ -26,72 +31,194 @@ Ids = Sequence[int] | Tensor | np.ndarray[Any, Any]
 """Tokens of one sequence, in any of these forms."""
 
 
-class Reading:
-    """A prompt [T] that is being read, from the beginning or from a state, which stays as it is."""
+class Source:
+    """Ids [T] behind a state, or at the beginning: what is known of a sequence besides its state."""
 
-    def __init__(self, runner: Runner, ids: Tensor, start: State | None = None, prefixes: PrefixCache | None = None):
-        self.ids, self.position, self.cached = ids, 0, 0
-        self.state: ModelState | None = None if start is None else start.model
-        self.logits: Tensor | None = None if start is None else start.logits
-        self._runner, self._start = runner, start
-        self._prefixes = prefixes if start is None else None
-        self._digests: list[bytes] = []  # after every whole piece, as far as they were needed
+    def __init__(self, model: Model, ids: Tensor, start: State | None, cache: StateCache | None, salt: str):
+        self.ids, self.start, self.cache = ids, start, cache
+        self.earlier = 0 if start is None else start.tokens
+        """Tokens before the ids."""
+        self._model, self._salt = model, salt
+
+    @cached_property
+    def scope(self) -> str:
+        """Names those with whom states are shared: they have the same salt, and go on from the same numbers.
+
+        The numbers count, not their tokens: a state that somebody brings may hold anything, and is nobody else's.
+        """
+        content = "" if self.start is None else self.start.content()
+        return sha256(json.dumps([self._salt, content]).encode()).hexdigest() if self._salt or content else ""
+
+    @cached_property
+    def _digests(self) -> bytes:
+        begun = TokenHash.EMPTY if self.start is None else bytes.fromhex(self.start.digest)
+        return begun + TokenHash.each(begun, self.ids)
+
+    def digest(self, position: int) -> bytes:
+        """The TokenHash of all tokens up to a position in the ids."""
+        return self._digests[32 * position : 32 * (position + 1)]
+
+    def snapshot(self, state: ModelState, logits: Tensor, position: int, later: Sequence[int] = ()) -> State:
+        """The state after the ids up to a position and later tokens; it owns the tensors that are given."""
+        digest = TokenHash.advance(self.digest(position), later)
+        count = self.earlier + position + len(later)
+        return State(state, logits, count, digest.hex(), self._model.fingerprint, self._model.weights)
+
+
+class _At(NamedTuple):
+    """How far a prompt is read. It changes as a whole: an interruption leaves no half of it."""
+
+    position: int
+    cached: int
+    state: ModelState | None
+    scores: Tensor | None
+
+
+class Prompt:
+    """A prompt [T], from the beginning or from a state, which stays as it is. It is read once, by the first request
+    that needs it, and any number of answers may go on from it."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        ids: Tensor,
+        start: State | None = None,
+        *,
+        cache: StateCache | None = None,
+        salt: str = "",
+        marks: Sequence[int] = (),
+        logprobs: int | None = None,
+    ):
+        self.source = Source(runner.model, ids, start, cache, salt)
+        self._at = _At(0, 0, None, None) if start is None else _At(0, 0, start.model, start.logits)
+        self._runner, self._marks, self._alternatives = runner, frozenset(marks), logprobs
+        self._told: dict[int, Choice] = {}  # by position
+        self._looked: int | None = None  # the version of the cache in which nothing goes further
+        if logprobs is not None and start is not None:
+            self._tell(start.logits[None], 0)
+
+    def __len__(self) -> int:
+        return len(self.source.ids)
+
+    def __repr__(self) -> str:
+        return f"Prompt({len(self)} tokens, {self.position} read, {self.cached_tokens} of them kept from earlier)"
+
+    def is_of(self, runner: Runner) -> bool:
+        """Whether this runner reads it."""
+        return self._runner is runner
+
+    @property
+    def position(self) -> int:
+        """Tokens that are read."""
+        return self._at.position
+
+    @property
+    def cached_tokens(self) -> int:
+        """Those of them that were not read again, because a state behind them was kept."""
+        return self._at.cached
+
+    @property
+    def state(self) -> ModelState | None:
+        """After what is read."""
+        return self._at.state
+
+    @property
+    def scores(self) -> Tensor | None:
+        """Of the next token [V]."""
+        return self._at.scores
 
     @property
     def done(self) -> bool:
         """Whether all is read."""
-        return self.position == len(self.ids)
+        return self.position == len(self)
 
     @property
-    def piece(self) -> Tensor:
-        """The ids that are read next."""
-        return self.ids[self.position : self.position + MAX_READ]
+    def logprobs(self) -> list[float | None] | None:
+        """The log-probability of every token, if asked for; none of the first without a state, and of those that are
+        not read."""
+        if self._alternatives is None:
+            return None
+        return [None if choice is None else choice.logprob for choice in self._choices()]
 
-    def advance(self) -> int:
+    @property
+    def top(self) -> list[list[tuple[int, float]] | None] | None:
+        """The likeliest tokens in the place of each, if asked for."""
+        if self._alternatives is None:
+            return None
+        return [None if choice is None else choice.top for choice in self._choices()]
+
+    def _choices(self) -> list[Choice | None]:
+        return [self._told.get(position) for position in range(len(self))]
+
+    def piece(self, most: int) -> int:
+        """How many tokens are read next: at most so many, unless the runner needs whole pieces."""
+        end = min(self.position // MAX_READ * MAX_READ + MAX_READ, len(self))
+        if self._runner.exact:
+            end = min([end, self.position + most, *(mark for mark in self._marks if mark > self.position)])
+        return end - self.position
+
+    def advance(self, most: int = MAX_READ) -> int:
         """Reads one piece, or skips what an earlier prompt had in common; how many tokens had to be read."""
         if self._skipped():
             return 0
-        piece = self.piece
-        self.logits, self.state = self._runner.read(piece, self.state)
-        self.position += len(piece)
-        if self._prefixes is not None and len(piece) == MAX_READ:
-            digest = self._digests_up_to(self.position)[-1]
-            self._prefixes.put(digest, self.position, self.state, self.logits)
-        return len(piece)
+        begin, count = self.position, self.piece(most)
+        scores = None if self._alternatives is None else self._collect(begin + 1)
+        piece = self.source.ids[begin : begin + count]
+        logits, state = self._runner.read(piece, self.state, scores)
+        self._at = _At(begin + count, self.cached_tokens, state, logits)
+        cache = self.source.cache
+        if cache is not None and self._is_kept(self.position):
+            cache.put(self.source.scope, self.source.snapshot(state, logits, self.position))
+        return count
+
+    def _is_kept(self, position: int) -> bool:
+        """Whether other prompts may go on from a position: they must be cut there too."""
+        whole = position % MAX_READ == 0 or position == len(self)
+        return whole or (self._runner.exact and position in self._marks)
 
     def _skipped(self) -> bool:
-        """Whether a prefix was found that goes further; it goes on from there."""
-        if self._prefixes is None:
+        """Whether a state was found that goes further; it goes on from there."""
+        cache = self.source.cache
+        if cache is None or self._alternatives is not None or self._looked == cache.version:
             return False
-        known = self._digests_up_to(min(len(self.ids), self._prefixes.longest))
-        prefix = self._prefixes.find(known[self.position // MAX_READ :])
-        if prefix is None:
+        first, self._looked = self._looked is None, cache.version
+        found = self._found(cache)
+        if found is None:
+            if first:
+                cache.missed()
             return False
-        self.cached += prefix.tokens - self.position
-        self.position, self.state, self.logits = prefix.tokens, prefix.state, prefix.logits
+        position = found.tokens - self.source.earlier
+        new = position - self.position
+        cache.reused(new)
+        self._at = _At(position, self.cached_tokens + new, found.model, found.logits)
         return True
 
-    def _digests_up_to(self, position: int) -> list[bytes]:
-        """The digests after whole pieces, up to a position."""
-        digest = self._digests[-1] if self._digests else TokenHash.EMPTY
-        for end in range((len(self._digests) + 1) * MAX_READ, position + 1, MAX_READ):
-            digest = TokenHash.advance(digest, self.ids[end - MAX_READ : end])
-            self._digests.append(digest)
-        return self._digests[: position // MAX_READ]
+    def _found(self, cache: StateCache) -> State | None:
+        """The state that was kept furthest on in this prompt, beyond what is read."""
+        for tokens in cache.lengths():
+            position = tokens - self.source.earlier
+            if self.position < position <= len(self) and (self._runner.exact or self._is_kept(position)):
+                state = cache.get(self.source.scope, self.source.digest(position), tokens)
+                if state is not None:
+                    return state
+        return None
 
-    @cached_property
-    def digest(self) -> bytes:
-        """The TokenHash of the whole prompt and what it goes on from."""
-        begun = TokenHash.EMPTY if self._start is None else bytes.fromhex(self._start.digest)
-        whole = len(self._digests) * MAX_READ
-        return TokenHash.advance(self._digests[-1] if whole else begun, self.ids[whole:])
+    def _collect(self, begin: int) -> Scores:
+        """Takes scores of the tokens from a position on, as they come."""
+        position = begin
 
-    def snapshot(self, state: ModelState, logits: Tensor, later: Sequence[int] = ()) -> State:
-        """The state of a sequence that is this prompt and later tokens; it owns the tensors that are given."""
-        earlier = 0 if self._start is None else self._start.tokens
-        count, digest = earlier + len(self.ids) + len(later), TokenHash.advance(self.digest, later)
-        model = self._runner.model
-        return State(state, logits, count, digest.hex(), model.fingerprint, model.weights)
+        def take(scores: Tensor) -> None:
+            nonlocal position
+            self._tell(scores, position)
+            position += len(scores)
+
+        return take
+
+    def _tell(self, scores: Tensor, position: int) -> None:
+        """Notes how likely tokens from a position on are by these scores [n, V]; the last may be of none."""
+        targets = self.source.ids[position : position + len(scores)].tolist()
+        for i, (token, own) in enumerate(zip(targets, scores, strict=False)):
+            self._told[position + i] = described(token, own.cpu(), self._alternatives)
 
 
 def checked_ids(ids: object, vocab_size: int, what: str) -> Tensor:

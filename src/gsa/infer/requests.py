@@ -9,7 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 from gsa.errors import GSAError
-from gsa.infer.reading import Reading
+from gsa.infer.reading import Prompt, Source
 from gsa.infer.sampling import Choice, Sampler
 from gsa.infer.state import State
 from gsa.sampling import Sampling
@@ -46,7 +46,7 @@ class Completion:
     """Alternatives to every token, if asked for."""
     prompt_tokens: int
     cached_tokens: int
-    """Tokens of the prompt that were not read again, because an earlier one began with them."""
+    """Tokens of the prompt that were not read again, because a state behind them was kept."""
     state: State | None
     """What follows can go on from here, if it was to be kept."""
 
@@ -130,18 +130,23 @@ class Request:
     """What the engine needs to know of a generation until it is done."""
 
     generation: Generation
-    reading: Reading
+    source: Source
+    prompt: Prompt | None
+    """While it is not read."""
     sampler: Sampler
     keep_state: bool
     until: Until | None = None
     place: int = -1
     """Where its state is, once it has been admitted."""
-    begun: bool = False
-    """Whether the prompt is read, and the place holds its state."""
     unread: int | None = None
     """The last token, while the model has not read it yet."""
     logits: Tensor | None = None
     """Scores of the next token, while there is no last token to read."""
+
+    @property
+    def begun(self) -> bool:
+        """Whether the prompt is read, and the place holds its state."""
+        return self.prompt is None
 
     @property
     def done(self) -> bool:

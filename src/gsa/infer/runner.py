@@ -6,7 +6,7 @@ Shape letters: T time, V vocabulary, N sequences.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -19,6 +19,8 @@ from gsa.ops.linear import MAX_COLUMNS
 MAX_READ = 512
 """Tokens that one `read` takes at most. Long texts are read in pieces of so many, so that the memory for activations
 does not depend on their length."""
+Scores = Callable[[Tensor], None]
+"""Called with the scores [n, V] of the tokens that may follow n tokens of a text; the next call goes on behind them."""
 
 
 class Runner(ABC):
@@ -28,24 +30,32 @@ class Runner(ABC):
     once; the methods that use places are for one thread at a time.
     """
 
-    def __init__(self, model: Model, batch_size: int):
-        self.model, self.batch_size = model, batch_size
+    def __init__(self, model: Model, batch_size: int, reading: str = "fast"):
+        self.model, self.batch_size, self.exact = model, batch_size, reading == "exact"
+
+    exact: bool
+    """Whether a state is a function of the tokens it has seen, to the bit: reading them in pieces of any length, and
+    writing them one by one, comes to the same. Otherwise that depends on the pieces."""
 
     @torch.inference_mode()
-    def read(self, ids: Tensor, state: ModelState | None) -> tuple[Tensor, ModelState]:
+    def read(self, ids: Tensor, state: ModelState | None, scores: Scores | None = None) -> tuple[Tensor, ModelState]:
         """Reads 1 to MAX_READ tokens [T] of one sequence: scores of the next token [V], and the state after them.
 
-        It goes on from `state`, which is not changed, or from the beginning if that is None. No place is used.
+        It goes on from `state`, which is not changed, or from the beginning if that is None. No place is used. Scores
+        after each of the tokens are told to `scores`, a few at a time.
         """
         if ids.dim() != 1 or not 1 <= ids.shape[0] <= MAX_READ:
             raise GSAError(f"read: expected 1 to {MAX_READ} ids, got {list(ids.shape)}")
-        return self._read(ids, state)
+        return self._read(ids, state, scores)
 
-    def _read(self, ids: Tensor, state: ModelState | None) -> tuple[Tensor, ModelState]:
+    def _read(self, ids: Tensor, state: ModelState | None, scores: Scores | None) -> tuple[Tensor, ModelState]:
         """By the model's own forward."""
         lm = self.model.lm
         x, after = lm.model(ids[None].to(self.model.device), state)
         assert after is not None
+        if scores is not None:
+            for some in x[0].split(MAX_COLUMNS):
+                scores(lm.lm_head(some))
         return lm.lm_head(x[0, -1:])[0], after
 
     @abstractmethod

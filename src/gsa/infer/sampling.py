@@ -39,14 +39,20 @@ class Sampler:
     def __init__(self, settings: Sampling, prompt: Tensor, vocab_size: int):
         self.settings = settings
         self._random = random.Random(os.urandom(16) if settings.seed is None else settings.seed)
-        self._seen = torch.zeros(vocab_size, dtype=torch.bool) if settings.penalises else None
-        if self._seen is not None:
+        self._seen: Tensor | None = None  # where [V] a token stands in the prompt or came out
+        self._counts: Tensor | None = None  # how often [V] each came out
+        if settings.repetition_penalty != 1:
+            self._seen = torch.zeros(vocab_size, dtype=torch.bool)
             self._seen[prompt] = True
+        if settings.presence_penalty or settings.frequency_penalty:
+            self._counts = torch.zeros(vocab_size, dtype=torch.float64)
+        self._biased = torch.tensor([*settings.logit_bias], dtype=torch.int64)
+        self._bias = torch.tensor([*settings.logit_bias.values()], dtype=torch.float64)
 
     @property
     def plain(self) -> bool:
         """Whether it just takes the highest score."""
-        return self.settings.greedy and not self.settings.penalises
+        return self.settings.greedy and not self.settings.changes_scores
 
     def choose(self, logits: Tensor) -> int:
         """A token by its scores [V], and the random numbers go on by one."""
@@ -57,15 +63,21 @@ class Sampler:
             token = drawn(kept(scores, self.settings), self._random.random())
         if self._seen is not None:
             self._seen[token] = True
+        if self._counts is not None:
+            self._counts[token] += 1
         return token
 
     def penalised(self, logits: Tensor) -> Tensor:
-        """The scores [V] in fp64, those of earlier tokens made worse."""
+        """The scores [V] in fp64, those of earlier tokens made worse, and all with their bias."""
         scores = logits.double()
         if self._seen is not None:
             earlier, penalty = self._seen.nonzero()[:, 0], self.settings.repetition_penalty
             was, limit = scores[earlier], torch.finfo(torch.float64).max
             scores[earlier] = torch.where(was < 0, was * penalty, was / penalty).clamp(-limit, limit)
+        if self._counts is not None:
+            settings, came = self.settings, (self._counts > 0).double()
+            scores = scores - settings.presence_penalty * came - settings.frequency_penalty * self._counts
+        scores[self._biased] += self._bias
         return scores
 
 
@@ -83,7 +95,7 @@ def choose(logits: Tensor, samplers: Sequence[Sampler]) -> list[Choice | Excepti
             continue
         try:
             token = likeliest[row] if sampler.plain else sampler.choose(logits[row])
-            choices.append(_described(token, logits[row], sampler.settings.logprobs))
+            choices.append(described(token, logits[row], sampler.settings.logprobs))
         except COMPUTED as error:
             choices.append(error)
     return choices
@@ -131,7 +143,8 @@ def _likeliest(weights: Tensor, share: float) -> Tensor:
     return above
 
 
-def _described(token: int, logits: Tensor, alternatives: int | None) -> Choice:
+def described(token: int, logits: Tensor, alternatives: int | None) -> Choice:
+    """A token, with its log-probability by the scores [V] and so many of the likeliest in its place."""
     if alternatives is None:
         return Choice(token, None, None)
     logprobs = logits.double().log_softmax(0)

@@ -1,6 +1,6 @@
 """Scheduler: requests in the places of a runner, whatever comes, goes or goes wrong.
 
-A step reads one piece of the prompts that wait for it, in turns, and then makes one token for every request whose
+A step reads some tokens of the prompts that wait for it, in turns, and then makes one token for every request whose
 prompt is read. Shape letters: V vocabulary, N requests.
 """
 
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from gsa.errors import GSAError, memory_errors
+from gsa.infer.reading import Prompt
 from gsa.infer.requests import Generation, Request, Token
 from gsa.infer.runner import MAX_READ, Runner
 from gsa.infer.sampling import COMPUTED, choose
@@ -30,6 +31,10 @@ def is_finite(state: State) -> bool:
     return bool(state.logits.isfinite().all())
 
 
+def _writes(request: Request) -> bool:
+    return request.begun and not request.done
+
+
 class Scheduler:
     """Gives the places to requests in the order in which they come.
 
@@ -38,8 +43,9 @@ class Scheduler:
     single operation, and done at its end; and what was cut off there is finished by the next one.
     """
 
-    def __init__(self, runner: Runner):
+    def __init__(self, runner: Runner, read_tokens: int = MAX_READ):
         self._runner = runner
+        self._read_tokens = read_tokens if runner.exact else max(read_tokens, MAX_READ)  # at least one whole piece
         self._lock = RLock()  # several threads may ask one engine
         self._waiting: deque[Request] = deque()  # it only grows at the end and shrinks at the front
         self._running: dict[int, Request] = {}  # by place
@@ -166,37 +172,39 @@ class Scheduler:
             self._waiting.popleft()  # last, so that an interruption loses none
 
     def _read_prompts(self) -> None:
-        """Reads at most MAX_READ tokens, of prompts in turns, so that none keeps the others waiting for long."""
-        spent = 0
+        """Reads prompts in turns, so that none keeps the others waiting for long, and only some tokens of them: few
+        while others write, whose tokens come no sooner than this is done."""
+        most, spent = self._read_tokens, 0
+        if not any(map(_writes, self._running.values())):
+            most = max(most, MAX_READ)
         while self._reading:
             request = self._reading[0]
-            reading = request.reading
-            if spent and spent + len(reading.piece) > MAX_READ:
-                return
             with self._own(request):
-                if not reading.done:
-                    spent += reading.advance()
-                if reading.done:
-                    self._begin(request)
-            if reading.done or request.done:
+                prompt = request.prompt
+                assert prompt is not None
+                if not prompt.done:
+                    if spent >= most or (spent and spent + prompt.piece(most - spent) > most):
+                        return
+                    spent += prompt.advance(most - spent)
+                if prompt.done:
+                    self._begin(request, prompt)
+            if request.begun or request.done:
                 self._reading.popleft()
             else:
                 self._reading.rotate(-1)
 
-    def _begin(self, request: Request) -> None:
+    def _begin(self, request: Request, prompt: Prompt) -> None:
         """Puts the state after a prompt in its place."""
-        reading = request.reading
-        assert reading.state is not None
-        self._runner.put(request.place, reading.state)
-        request.logits, request.begun = reading.logits, True
-        request.generation.cached_tokens = reading.cached
-        reading.state = reading.logits = None
+        assert prompt.state is not None
+        self._runner.put(request.place, prompt.state)
+        request.logits, request.prompt = prompt.scores, None  # whose state may go now, if no other needs it
+        request.generation.cached_tokens = prompt.cached_tokens
         if request.sampler.settings.max_tokens == 0:
             self._end(request, "length")
 
     def _decode(self) -> list[Token]:
         """One token for every request whose prompt is read."""
-        running = [request for request in self._running.values() if request.begun and not request.done]
+        running = [request for request in self._running.values() if _writes(request)]
         last = [(request, request.unread) for request in running if request.unread is not None]
         first = [(request, request.logits) for request in running if request.logits is not None]
         tokens = []
@@ -253,6 +261,14 @@ class Scheduler:
                     raise GSAError(NOT_FINITE)
                 request.generation.kept = state
             request.generation.reason = reason
+            self._keep(request)  # last: if there is no memory for it, the request is done all the same
+
+    def _keep(self, request: Request) -> None:
+        """Keeps the state at the end of an answer for prompts that go on from there. Where the runner is not exact,
+        they would be read otherwise than the answer was written."""
+        cache = request.source.cache
+        if cache is not None and self._runner.exact and request.begun and request.generation.tokens:
+            cache.put(request.source.scope, self._snapshot(request))
 
     @contextmanager
     def _own(self, request: Request) -> Iterator[None]:
@@ -286,7 +302,8 @@ class Scheduler:
             request.unread = None
         assert request.logits is not None
         state = self._runner.take(request.place)
-        return request.reading.snapshot(state, request.logits.clone(), request.generation.tokens)
+        source = request.source
+        return source.snapshot(state, request.logits.clone(), len(source.ids), request.generation.tokens)
 
     def _found(self, generation: Generation) -> Request | None:
         """The request of a generation that runs."""

@@ -14,7 +14,17 @@ from torch import Tensor
 from gsa.errors import GSAError, raised_by
 from gsa.files import named
 from gsa.infer.model import Model
-from gsa.infer.state_file import FIELDS, MAX_TOKENS, Kind, check_kinds, kind_of, read_state, write_state
+from gsa.infer.state_file import (
+    FIELDS,
+    MAX_TOKENS,
+    Kind,
+    check_kinds,
+    content_hash,
+    kind_of,
+    read_state,
+    size_of_file,
+    write_state,
+)
 from gsa.models.state import ModelState
 
 if TYPE_CHECKING:
@@ -60,6 +70,11 @@ class State:
         """Bytes of all tensors."""
         return self.model.nbytes + self.logits.nbytes
 
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of its file."""
+        return size_of_file(self._fields(), self._tensors())
+
     def clone(self) -> State:
         """A copy that shares no memory."""
         return replace(self, model=self.model.clone(), logits=self.logits.clone())
@@ -70,6 +85,10 @@ class State:
 
         with torch.inference_mode(False):  # else the copy would fail where gradients are recorded
             return GSACache(self.model.clone(), self.tokens)
+
+    def content(self) -> str:
+        """A hash of all that is in it: states with the same one are the same, to the bit."""
+        return content_hash(self._fields(), self._tensors())
 
     def check(self, model: Model, more: int = 0) -> None:
         """Raises unless this is a state of this model, from which a sequence can go on for so many tokens more."""
@@ -83,23 +102,21 @@ class State:
                         f"tensor {name} is {x.layout} on {x.device}, the model's are dense on {model.device}"
                     )
                 _check_counter(name, x, self.tokens)
-            if more > MAX_TOKENS - self.tokens:
-                raise GSAError(
-                    f"it has read {self.tokens:,} tokens, and {more:,} more would be beyond the {MAX_TOKENS:,} that a "
-                    "sequence can have"
-                )
+        self.check_room(more)
+
+    def check_room(self, more: int) -> None:
+        """Raises unless a sequence can go on from here for so many tokens more."""
+        if more > MAX_TOKENS - self.tokens:
+            raise GSAError(
+                f"State: it has read {self.tokens:,} tokens, and {more:,} more would be beyond the {MAX_TOKENS:,} that "
+                "a sequence can have"
+            )
 
     def save(self, path: str | Path) -> None:
         """Writes the state to a file: safetensors, of which the same state always makes the same bytes."""
-        fields = {
-            "tokens": str(self.tokens),
-            "digest": self.digest,
-            "fingerprint": self.fingerprint,
-            "weights": self.weights,
-        }
         with raised_by("State.save"):
             _check_values(self._tensors(), self.tokens)
-            write_state(named(path, "file"), fields, self._tensors())
+            write_state(named(path, "file"), self._fields(), self._tensors())
 
     @classmethod
     def load(cls, path: str | Path, model: Model) -> State:
@@ -123,6 +140,9 @@ class State:
             fingerprint=fields["fingerprint"],
             weights=fields["weights"],
         )
+
+    def _fields(self) -> dict[str, str]:
+        return {name: str(getattr(self, name)) for name in FIELDS}
 
     def _tensors(self) -> dict[str, Tensor]:
         return {**self.model.tensors(), "logits": self.logits}

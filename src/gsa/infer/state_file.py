@@ -79,22 +79,29 @@ def check_kinds(found: Mapping[str, Kind], expected: Mapping[str, Kind]) -> None
 
 def write_state(path: Path, fields: Mapping[str, str], tensors: Mapping[str, Tensor]) -> None:
     """Writes a file of these fields and tensors, always with the same bytes. It has its name only when it is whole."""
-    metadata = {"format": FORMAT, "version": str(VERSION), **fields}
-    kinds = {name: kind_of(x) for name, x in tensors.items()}
-    metadata["content"] = _content(metadata, kinds, lambda name: [_raw(tensors[name])])
-    # In the order of safetensors itself: wide numbers first, so that all are aligned.
-    ordered = dict(sorted(tensors.items(), key=lambda item: (-item[1].itemsize, item[0])))
+    header, ordered = _header(fields, content_hash(fields, tensors), tensors), _ordered(tensors)
     try:
         if path.exists() and not path.is_file():
             raise GSAError(f"{path} is there and is not a file")
         with written(path) as place, open(place, "wb") as file:
-            file.write(_header(metadata, ordered))
+            file.write(header)
             for x in ordered.values():
                 file.write(_raw(x))
     except GSAError:
         raise
     except (OSError, ValueError) as error:  # the latter for a name that none can be
         raise GSAError(f"cannot write {path}: {error}") from None
+
+
+def size_of_file(fields: Mapping[str, str], tensors: Mapping[str, Tensor]) -> int:
+    """Bytes of a file of these fields and tensors."""
+    return len(_header(fields, "0" * 64, tensors)) + sum(x.nbytes for x in tensors.values())
+
+
+def content_hash(fields: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
+    """The hash that a file of these fields and tensors holds."""
+    kinds = {name: kind_of(x) for name, x in tensors.items()}
+    return _content({"format": FORMAT, "version": str(VERSION), **fields}, kinds, lambda name: [_raw(tensors[name])])
 
 
 def read_state(
@@ -178,11 +185,17 @@ def _raw(x: Tensor) -> memoryview:
     return x.cpu().flatten().view(torch.uint8).numpy().data
 
 
-def _header(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> bytes:
+def _ordered(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """In the order of safetensors itself: wide numbers first, so that all are aligned."""
+    return dict(sorted(tensors.items(), key=lambda item: (-item[1].itemsize, item[0])))
+
+
+def _header(fields: Mapping[str, str], content: str, tensors: Mapping[str, Tensor]) -> bytes:
     """What stands before the tensors: the length of a JSON text, and that text, filled up with spaces."""
+    metadata = {"format": FORMAT, "version": str(VERSION), **fields, "content": content}
     entries: dict[str, Any] = {"__metadata__": metadata}
     end = 0
-    for name, x in tensors.items():
+    for name, x in _ordered(tensors).items():
         start, end = end, end + x.nbytes
         entries[name] = {"dtype": DTYPES[x.dtype], "shape": list(x.shape), "data_offsets": [start, end]}
     text = json.dumps(entries, separators=(",", ":")).encode()

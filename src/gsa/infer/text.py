@@ -18,7 +18,7 @@ from gsa.files import read_json
 from gsa.infer.detokenizer import Detokenizer
 from gsa.infer.engine import Engine
 from gsa.infer.model import Model, chosen_device
-from gsa.infer.reading import Ids
+from gsa.infer.reading import Ids, Prompt
 from gsa.infer.requests import Alternatives, Token, Until
 from gsa.infer.state import State
 from gsa.infer.stop_strings import StopStrings
@@ -27,6 +27,10 @@ from gsa.train.find import find_model, read_live, warn
 
 ENDS = ("generation_config.json", "config.json")
 """Files beside a model that may name tokens which end a text."""
+
+MARKED = 4
+"""Messages of a conversation behind which states are kept; each takes memory, and nearly all that comes goes on from
+the last ones."""
 
 
 @dataclass(frozen=True)
@@ -65,18 +69,38 @@ class TextEngine:
         compute: str = "auto",
         device: str = "auto",
         batch_size: int = 1,
+        state_cache_bytes: int = 0,
+        state_dir: str | Path | None = None,
+        state_dir_bytes: int = 4 << 30,
+        reading: str = "auto",
+        read_tokens: int = 128,
         say: Callable[[str], None] = warn,
     ) -> TextEngine:
         """A model by name or folder, as `find_model` finds it, with the tokenizer beside its weights.
 
-        Broken checkpoints of a run that are passed over are told to `say`.
+        Options are those of `Engine`. Broken checkpoints of a run that are passed over are told to `say`.
         """
         chosen_device(device, weights, compute)  # refuses what cannot be, before a model is fetched or read
-        return read_live(model, lambda: cls._read(find_model(model, say).folder, weights, compute, device, batch_size))
+
+        def read() -> TextEngine:
+            folder = find_model(model, say).folder
+            engine = Engine(
+                Model.from_folder(folder, weights, compute=compute, device=device),
+                batch_size=batch_size,
+                state_cache_bytes=state_cache_bytes,
+                state_dir=state_dir,
+                state_dir_bytes=state_dir_bytes,
+                reading=reading,
+                read_tokens=read_tokens,
+                say=say,
+            )
+            return cls.beside(folder, engine)
+
+        return read_live(model, read)
 
     @classmethod
-    def _read(cls, folder: Path, weights: str, compute: str, device: str, batch_size: int) -> TextEngine:
-        engine = Engine(Model.from_folder(folder, weights, compute=compute, device=device), batch_size=batch_size)
+    def beside(cls, folder: Path, engine: Engine) -> TextEngine:
+        """An engine with the tokenizer in the folder of its model."""
         tokenizer, size = load_tokenizer(folder), engine.model.vocab_size
         if tokenizer.vocab_size > size:  # a smaller one is usual: models have room for more
             raise GSAError(
@@ -91,9 +115,14 @@ class TextEngine:
         lead = () if continues else vocabulary(self.tokenizer).lead
         return np.concatenate([np.asarray(lead, np.int64), ids.astype(np.int64)])
 
+    def message_ends(self, ids: Ids) -> list[int]:
+        """After how many of these ids messages end, of the last few: places at which a conversation may be told
+        differently, as `Engine.prompt` takes them for `marks`."""
+        return [i + 1 for i, id_ in enumerate(np.asarray(ids).tolist()) if id_ in self.ends][-MARKED:]
+
     def stream(
         self,
-        prompt: str | NDArray[Any],
+        prompt: str | NDArray[Any] | Prompt,
         sampling: Sampling = DEFAULT,
         *,
         stop: str | Sequence[str] | None = (),
@@ -101,7 +130,8 @@ class TextEngine:
         keep_state: bool = False,
         continues: bool = True,
     ) -> Writing:
-        """Continues a prompt, which itself continues what a state has read; ids are taken as they are.
+        """Continues a prompt, which itself continues what a state has read; ids are taken as they are, and so is a
+        prompt of the engine, which may be continued more than once.
 
         The text ends before the first of the `stop` strings. With `continues` False a space in front of its first
         word is left out, as tokenizers do that put one there.
@@ -122,7 +152,7 @@ class Writing(Iterator[Piece]):
     def __init__(
         self,
         engine: Engine,
-        ids: Ids,
+        ids: Ids | Prompt,
         sampling: Sampling,
         text: Detokenizer,
         stops: StopStrings,
@@ -159,6 +189,13 @@ class Writing(Iterator[Piece]):
             return Piece()
         self._given += 1
         return Piece(self._made[self._given - 1], self.generation.token(self._given - 1))
+
+    def ready(self) -> list[Piece]:
+        """The pieces that there are by now, for those who make the steps elsewhere; it waits for none."""
+        pieces: list[Piece] = []
+        while self.reason is None and (self._given < len(self._made) or self.generation.done):
+            pieces.append(next(self))
+        return pieces
 
     def _step(self) -> None:
         try:

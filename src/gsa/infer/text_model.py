@@ -97,6 +97,9 @@ class TextModel:
         top_p: float = ...,
         min_p: float = ...,
         repetition_penalty: float = ...,
+        presence_penalty: float = ...,
+        frequency_penalty: float = ...,
+        logit_bias: dict[int, float] = ...,
         seed: int | None = ...,
         stop: str | Sequence[str] | None = ...,
         logprobs: int | None = ...,
@@ -115,6 +118,9 @@ class TextModel:
         top_p: float = ...,
         min_p: float = ...,
         repetition_penalty: float = ...,
+        presence_penalty: float = ...,
+        frequency_penalty: float = ...,
+        logit_bias: dict[int, float] = ...,
         seed: int | None = ...,
         stop: str | Sequence[str] | None = ...,
         logprobs: int | None = ...,
@@ -133,6 +139,9 @@ class TextModel:
         top_p: float = DEFAULT.top_p,
         min_p: float = DEFAULT.min_p,
         repetition_penalty: float = DEFAULT.repetition_penalty,
+        presence_penalty: float = DEFAULT.presence_penalty,
+        frequency_penalty: float = DEFAULT.frequency_penalty,
+        logit_bias: dict[int, float] = DEFAULT.logit_bias,
         seed: int | None = DEFAULT.seed,
         stop: str | Sequence[str] | None = (),
         logprobs: int | None = DEFAULT.logprobs,
@@ -149,6 +158,9 @@ class TextModel:
             top_p: Choose among the likeliest tokens that have this probability together.
             min_p: Choose among tokens with at least this share of the likeliest one's probability.
             repetition_penalty: Above 1, tokens of the prompt and the text become less likely.
+            presence_penalty: Above 0, tokens of the text become less likely.
+            frequency_penalty: The same, for each time that a token stands there.
+            logit_bias: What is added to the scores of some tokens, by their ids; -100 keeps one out.
             seed: Of the random choices: the same again gives the same text.
             stop: End before this text, or the first of several; None is the same as no text.
             logprobs: Tell log-probabilities of all tokens (`text.logprobs`), and of so many others in the place of each
@@ -168,6 +180,9 @@ class TextModel:
             top_p=top_p,
             min_p=min_p,
             repetition_penalty=repetition_penalty,
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
+            logit_bias=logit_bias,
             seed=seed,
             logprobs=logprobs,
         )
@@ -193,6 +208,9 @@ class TextModel:
         top_p: float = DEFAULT.top_p,
         min_p: float = DEFAULT.min_p,
         repetition_penalty: float = DEFAULT.repetition_penalty,
+        presence_penalty: float = DEFAULT.presence_penalty,
+        frequency_penalty: float = DEFAULT.frequency_penalty,
+        logit_bias: dict[int, float] = DEFAULT.logit_bias,
         seed: int | None = DEFAULT.seed,
         stop: str | Sequence[str] | None = (),
         logprobs: int | None = DEFAULT.logprobs,
@@ -215,6 +233,9 @@ class TextModel:
             top_p=top_p,
             min_p=min_p,
             repetition_penalty=repetition_penalty,
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
+            logit_bias=logit_bias,
             seed=seed,
             logprobs=logprobs,
         )
@@ -231,6 +252,9 @@ class TextModel:
         top_p: float = DEFAULT.top_p,
         min_p: float = DEFAULT.min_p,
         repetition_penalty: float = DEFAULT.repetition_penalty,
+        presence_penalty: float = DEFAULT.presence_penalty,
+        frequency_penalty: float = DEFAULT.frequency_penalty,
+        logit_bias: dict[int, float] = DEFAULT.logit_bias,
         seed: int | None = DEFAULT.seed,
         stop: str | Sequence[str] | None = (),
     ) -> Chat:
@@ -246,6 +270,9 @@ class TextModel:
             top_p=top_p,
             min_p=min_p,
             repetition_penalty=repetition_penalty,
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
+            logit_bias=logit_bias,
             seed=seed,
         )
         return Chat(self._texts, sampling, system, stop)

@@ -31,6 +31,15 @@ class TokenHash:
             digest = sha256(digest + words[start : start + 8]).digest()
         return digest
 
+    @staticmethod
+    def each(digest: bytes, ids: Sequence[int] | Tensor | np.ndarray[Any, Any]) -> bytes:
+        """The digests after each of these ids, 32 bytes long, end to end."""
+        words, digests = _words(ids), bytearray()
+        for start in range(0, len(words), 8):
+            digest = sha256(digest + words[start : start + 8]).digest()
+            digests += digest
+        return bytes(digests)
+
 
 def _words(ids: Sequence[int] | Tensor | np.ndarray[Any, Any]) -> bytes:
     """The ids as 8 bytes each, end to end."""

@@ -27,10 +27,19 @@ SIZES: dict[str, Any] = {
     "eos_token_id": 256,
     "pad_token_id": None,
 }
+LLAMA_3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 32,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "llama, all heads, tied": ("Llama", {"num_key_value_heads": 4, "tie_word_embeddings": True}),
     "llama, wide heads": ("Llama", {"head_dim": 12}),
+    "llama 3": ("Llama", {"rope_parameters": LLAMA_3}),
     "mistral": ("Mistral", {"sliding_window": None, "head_dim": 8}),
     "mistral, window": ("Mistral", {"sliding_window": 6, "tie_word_embeddings": True}),
     "qwen2": ("Qwen2", {}),
@@ -43,7 +52,7 @@ def model_of(case: str, **more: Any) -> Any:
     """A model with random weights that are large enough for everything to show, biases and norms too."""
     family, options = CASES[case]
     config = getattr(transformers, f"{family}Config")(
-        **{**SIZES, **options, **more}, rope_parameters={"rope_type": "default", "rope_theta": 500.0}
+        **{"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}, **SIZES, **options, **more}
     )
     torch.manual_seed(0)
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval()

@@ -131,9 +131,18 @@ def test_no_more_is_in_memory_than_the_largest_shard(tmp_path: Path, monkeypatch
         ({"architectures": ["LlamaForSequenceClassification"]}, "architectures is .*: expected LlamaForCausalLM"),
         (
             {"rope_parameters": {"rope_type": "llama3", "factor": 8.0}},
-            "rope_parameters: rope_type is 'llama3': only plain rotary",
+            "rope_parameters: original_max_position_embeddings is None: it is missing",
         ),
-        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling: type is 'linear': only plain rotary"),
+        (
+            {"rope_scaling": {"type": "yarn", "factor": 2.0}},
+            "rope_scaling: type is 'yarn': only default, linear, llama3",
+        ),
+        ({"rope_scaling": {"type": "linear", "rope_type": "llama3"}}, "rope_scaling: type is 'linear': only default"),
+        ({"rope_scaling": {"type": "linear", "factor": 0.5}}, "rope_factor must be"),
+        (
+            {"rope_scaling": {"type": "linear", "factor": 2, "beta": 1}},
+            "rope_scaling: beta is 1: this field is not known",
+        ),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "rope_parameters: partial_rotary_factor is 0.5"),
         ({"partial_rotary_factor": 0.25}, "partial_rotary_factor is 0.25"),
         ({"attention_bias": True}, "attention_bias is True"),

@@ -56,6 +56,10 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "conv_size": (3, 5),
     "conv_bias": (True, False),
     "rope_theta": (0, 50.0),
+    "rope_factor": (3.0,),
+    "rope_context": (8,),
+    "rope_low": (0.5,),
+    "rope_high": (1.5,),
     "window": (1, 3),
     "num_sinks": (0, 2),
     "slot_router": ("softmax", "gates"),
@@ -76,6 +80,16 @@ WITH: dict[tuple[str, ...], dict[str, Any]] = {
     ("hybrid", "gate_temperature"): {"window": 2, "slot_router": "gates"},
     **{(name, "conv_bias"): {"conv_size": 3} for name in MIXERS if name != "mamba"},
     **{(name, "output_norm"): {"feature_map": "relu"} for name in ("gla", "retnet", "supra", "linear")},
+    **{
+        (name, option): {
+            "rope_theta": 50.0,
+            "rope_factor": 3.0,
+            **({} if option == "rope_context" else {"rope_context": 8}),
+        }
+        for name in MIXERS
+        for option in ("rope_context", "rope_low", "rope_high")
+    },
+    **{(name, "rope_factor"): {"rope_theta": 50.0} for name in MIXERS},
     ("gsa", "gate", "head"): {"router": "sigmoid", "router_noise": 0},
     ("gsa", "routed_slots"): {"router": "sigmoid", "router_noise": 0},
     ("gsa", "router_noise"): {"router": "sigmoid"},
@@ -388,6 +402,10 @@ def test_wrong_fields_are_refused_by_name() -> None:
         ("hybrid", {"qk_norm_eps": 0.1}, "qk_norm_eps does nothing without qk_norm"),
         ("hybrid", {"rope_theta": 0, "slot_positions": "window"}, "slot_positions does nothing with rope_theta 0"),
         ("hybrid", {"gate_temperature": 2}, "gate_temperature does nothing with slot_router softmax"),
+        ("attention", {"rope_theta": 0, "rope_factor": 2.0}, "rope_factor does nothing with rope_theta 0"),
+        ("attention", {"rope_context": 64}, "rope_context does nothing with rope_factor 1"),
+        ("attention", {"rope_factor": 2.0, "rope_low": 2.0}, "rope_low does nothing with rope_context 0"),
+        ("attention", {"rope_factor": 2.0, "rope_context": 9, "rope_low": 5.0}, "rope_low must be below rope_high"),
         ("attention", {"head_dim": 7}, "rope_theta: rotary positions need heads of even width, got 7"),
     ],
 )
@@ -491,7 +509,8 @@ def configs(draw: st.DrawFn) -> ModelConfig:
     known = [option for option in ModelConfig.option_names() if any(option in options_of(name) for name in names)]
     # Options that must fit others, or each other, have their tests above.
     fitting = {"num_key_value_heads", "conv_bias", "gate", "output_norm", "qk_norm_eps", "head_dim"}
-    fitting |= {"slot_positions", "gate_temperature"}
+    fitting |= {"slot_positions", "gate_temperature", "router", "routed_slots", "router_noise"}
+    fitting |= {"rope_factor", "rope_context", "rope_low", "rope_high"}
     options = {}
     for option in draw(st.lists(st.sampled_from(known), unique=True, max_size=6)):
         if option not in fitting:

@@ -44,9 +44,9 @@ class Scores:
 
     def _products(self, positions: Tensor, keys: int) -> Tensor:
         """[HQ, T, keys] of queries turned by these positions and the first keys turned by their own."""
-        theta, groups = self.options.rope_theta, self.options.heads // self.options.kv_heads
+        rope, groups = self.options.rope, self.options.heads // self.options.kv_heads
         q, k = self.q[None], self.k[None, :keys]
-        if theta:
-            q, k = rotate(q, positions[None], theta), rotate(k, self.positions[None, :keys], theta)
+        if rope.theta:
+            q, k = rotate(q, positions[None], rope), rotate(k, self.positions[None, :keys], rope)
         k = k[0].repeat_interleave(groups, 1)
         return torch.einsum("thk,shk->hts", q[0], k) * self.options.key_width**-0.5

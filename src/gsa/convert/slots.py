@@ -114,15 +114,15 @@ class SlotParts(NamedTuple):
 
 def slot_parts(options: Any, router: SlotRouter, mixer: Attention, q: Tensor, k: Tensor, v: Tensor) -> SlotParts:
     """Slots beside what is near and beside the teacher, for q [T, HQ, K], k and v [T, H, K] of a text."""
-    W, S, T, theta = options.window, options.num_sinks, len(q), options.rope_theta
+    W, S, T, rope = options.window, options.num_sinks, len(q), options.rope
     scores = Scores(mixer.options, q, k)
     near, near_lse = (x[W + S :] for x in scores.near(v, W, S))
     teacher = scores.outputs(scores.teacher().softmax(-1), v)[W + S :]
     positions = torch.arange(T)[None]
     own = options.slot_positions == "own"
     asked = positions if own else torch.full_like(positions, W)
-    queries = rotate(q[None], asked, theta)[:, W + S :]
-    held = (rotate(k[None], positions, theta) if own else k[None])[:, S : T - W]
+    queries = rotate(q[None], asked, rope)[:, W + S :]
+    held = (rotate(k[None], positions, rope) if own else k[None])[:, S : T - W]
     left_k, left_v = k[None, S : T - W], v[None, S : T - W]
     numbers = dict(zip(("slot_scale", "slot_mass", "slot_bias"), torch.tensor([[0.0], [1.0], [0.0]]), strict=True))
     g, s = router(left_k, left_v)

@@ -85,11 +85,11 @@ def _gla(teacher: Teacher, choices: Choices) -> Fields:
 
 
 def _retnet(teacher: Teacher, choices: Choices) -> Fields:
-    return {**_gla(teacher, choices), "mixer": "retnet", "rope_theta": teacher.rope_theta}
+    return {**_gla(teacher, choices), "mixer": "retnet", **teacher.rope}
 
 
 def _supra(teacher: Teacher, choices: Choices) -> Fields:
-    return {"mixer": "supra", **_heads(teacher), **_features(choices, "t2r"), "rope_theta": teacher.rope_theta}
+    return {"mixer": "supra", **_heads(teacher), **_features(choices, "t2r"), **teacher.rope}
 
 
 def _hybrid(teacher: Teacher, choices: Choices) -> Fields:

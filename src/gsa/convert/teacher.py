@@ -50,6 +50,17 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "rope_interleaved": (False, None),
     "use_qk_norm": (False, None),
 }
+SCALED: dict[str, dict[str, str]] = {
+    "default": {},
+    "linear": {"factor": "rope_factor"},
+    "llama3": {
+        "factor": "rope_factor",
+        "original_max_position_embeddings": "rope_context",
+        "low_freq_factor": "rope_low",
+        "high_freq_factor": "rope_high",
+    },
+}
+"""Kinds of rotary positions, with the fields that each needs and what they are here."""
 _TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
@@ -63,7 +74,8 @@ class Teacher:
     heads: int
     kv_heads: int
     head_dim: int
-    rope_theta: float
+    rope: Fields
+    """Options of rotary positions."""
     qkv_bias: bool
     qk_norm: bool
     windows: tuple[int | None, ...]
@@ -93,7 +105,7 @@ class Teacher:
             "num_attention_heads": self.heads,
             "num_key_value_heads": self.kv_heads,
             "head_dim": self.head_dim,
-            "rope_theta": self.rope_theta,
+            **self.rope,
             "qkv_bias": self.qkv_bias,
             "qk_norm": self.qk_norm,
         }
@@ -118,7 +130,7 @@ def read_teacher(fields: Fields) -> Teacher:
         if width % heads:
             raise reader.fail("num_attention_heads", f"it must divide hidden_size {width}")
         head_dim = width // heads
-    theta = _theta(reader)
+    rope = _rope(reader)
     teacher = Teacher(
         family=family,
         sizes={
@@ -133,7 +145,7 @@ def read_teacher(fields: Fields) -> Teacher:
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        rope_theta=theta,
+        rope=rope,
         qkv_bias=family == "qwen2",
         qk_norm=family == "qwen3",
         windows=_windows(reader, family, layers),
@@ -146,17 +158,27 @@ def read_teacher(fields: Fields) -> Teacher:
     return teacher
 
 
-def _theta(reader: FieldReader) -> float:
-    """The base of the rotary frequencies; what else can be said of rotary positions is refused."""
-    found = reader.get("rope_theta", float, None)
+def _rope(reader: FieldReader) -> Fields:
+    """Rotary positions: plain, linear or Llama 3's; others are refused."""
+    found: Fields = {"rope_theta": 10000.0}
+    theta = reader.get("rope_theta", float, None)
     for name in ("rope_scaling", "rope_parameters"):
         within = FieldReader(reader.get(name, dict, {}), f"{reader.what}: {name}")
-        found = within.get("rope_theta", float, found)
-        neutral = {"rope_type": "default", "type": "default", "partial_rotary_factor": 1, "factor": 1}
-        for key, value in within.fields.items():
-            if key != "rope_theta" and value is not None and (key not in neutral or value != neutral[key]):
-                raise within.fail(key, "only plain rotary positions can be represented")
-    return 10000.0 if found is None else found
+        theta = within.get("rope_theta", float, theta)
+        kinds = {key: within.get(key, str, None) for key in ("rope_type", "type")}  # the second is of older versions
+        kind = kinds["rope_type"] or kinds["type"] or "default"
+        for key, value in kinds.items():
+            if value is not None and (value != kind or kind not in SCALED):
+                raise within.fail(key, f"only {', '.join(SCALED)} rotary positions can be represented")
+        within.must_be("partial_rotary_factor", None, 1)
+        if kind == "default":
+            within.must_be("factor", None, 1)
+        for theirs, ours in SCALED[kind].items():
+            found[ours] = within.count(theirs, ...) if ours == "rope_context" else within.get(theirs, float, ...)
+        within.finish()
+    if found.get("rope_factor") == 1:  # whatever else is said of it
+        found = {"rope_theta": found["rope_theta"]}
+    return found if theta is None else {**found, "rope_theta": theta}
 
 
 def _windows(reader: FieldReader, family: str, layers: int) -> tuple[int | None, ...]:

@@ -25,6 +25,7 @@ from gsa.mixers.hgrn2 import HGRN2
 from gsa.mixers.hybrid import Hybrid
 from gsa.mixers.mamba import Mamba
 from gsa.mixers.retention import SUPRA, LinearAttention, Retention, head_decay
+from gsa.mixers.rotary import Rope
 from gsa.mixers.shared import shared_inputs
 from gsa.models.backbone import Backbone, Block
 from gsa.ops.native.structs import MEMORY_CODES, NORM_CODES, READOUT_CODES, ROUTER_CODES, int32
@@ -48,10 +49,10 @@ class Layer(Parts):
                 setattr(mlp, name, packed_weight(getattr(block.mlp, f"{name}_proj")).matrix())
             mlp.norm, mlp.epsilon = self.norm(block.mlp_norm)
 
-    def turn(self, theta: float, width: int) -> None:
+    def turn(self, rope: Rope, width: int) -> None:
         """Rotary positions of heads so wide, unless theta is 0."""
-        if theta:
-            self.block.heads.frequencies = self.frequencies.of(theta, width // 2)
+        if rope.theta:
+            self.block.heads.frequencies = self.frequencies.of(rope, width // 2)
             self.count_positions()
 
 
@@ -59,13 +60,13 @@ class Frequencies:
     """Rotary frequencies [half], the same tensor for the same numbers: layers that share one share their angles."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[float, int], Tensor] = {}
+        self._known: dict[tuple[Rope, int], Tensor] = {}
 
-    def of(self, theta: float, half: int) -> int:
-        """Where the frequencies lie, which are those of `gsa.mixers.rotary`."""
-        if (theta, half) not in self._known:
-            self._known[theta, half] = theta ** (torch.arange(half, dtype=torch.float64, device="cpu") / -half)
-        return self._known[theta, half].data_ptr()
+    def of(self, rope: Rope, half: int) -> int:
+        """Where the frequencies lie."""
+        if (rope, half) not in self._known:
+            self._known[rope, half] = rope.frequencies(half, torch.device("cpu"), torch.float64)
+        return self._known[rope, half].data_ptr()
 
 
 def described(backbone: Backbone) -> list[Layer]:
@@ -171,7 +172,7 @@ def _routed(layer: Layer, mixer: GatedSlotAttention) -> None:
 def _bounded_slots(layer: Layer, mixer: BoundedMemoryAttention, shared: Tensor | None) -> None:
     options = mixer.options
     _head_mixer(layer, mixer)
-    layer.turn(options.rope_theta, options.key_width)
+    layer.turn(options.rope, options.key_width)
     _slots(layer, options)
     _written(layer, mixer.s_proj, options, options.gate_clamp, options.normalise)
 
@@ -194,7 +195,7 @@ def _gated_linear(layer: Layer, mixer: GatedLinearAttention, shared: Tensor | No
 def _retention(layer: Layer, mixer: Retention, shared: Tensor | None) -> None:
     options, memory = mixer.options, layer.block.memory
     _head_mixer(layer, mixer)
-    layer.turn(options.rope_theta, options.key_width)
+    layer.turn(options.rope, options.key_width)
     memory.own = options.decay == "fixed"
     heads = options.num_attention_heads if memory.own else options.kv_heads
     _linear(layer, heads, options.key_width, options.value_width)
@@ -268,7 +269,7 @@ def _attention_heads(layer: Layer, mixer: Attention | Hybrid) -> None:
     if options.qk_norm:
         h.query_norm, h.epsilon = layer.norm(mixer.q_norm)
         h.key_norm, _ = layer.norm(mixer.k_norm)
-    layer.turn(options.rope_theta, options.key_width)
+    layer.turn(options.rope, options.key_width)
     layer.count_positions()
     _output(layer, mixer, h.o)
 

@@ -202,7 +202,7 @@ class Hybrid(Attention):
 
     def turned(self, x: Tensor, positions: Tensor) -> Tensor:
         """x [B, T, heads, K] by rotary positions [B or 1, T]."""
-        return rotate(x, positions, self.options.rope_theta) if self.options.rope_theta else x
+        return rotate(x, positions, self.options.rope) if self.options.rope_theta else x
 
     def slot_queries(self, q: Tensor, positions: Tensor) -> Tensor:
         """What queries [B, T, HQ, K] ask the slots with: q + q U, turned."""

@@ -5,8 +5,9 @@ Shape letters: B batch, T time, H heads, K width of a head, N sequences.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,12 +19,46 @@ from gsa.ops.transforms import in_forward_mode, transformed
 from gsa.options import number
 
 
+class Rope(NamedTuple):
+    """What says how fast features turn."""
+
+    theta: float
+    factor: float = 1.0
+    context: int = 0
+    low: float = 1.0
+    high: float = 4.0
+
+    def frequencies(self, half: int, device: torch.device | None, dtype: torch.dtype) -> Tensor:
+        """Angles of a step [half], the fastest first.
+
+        All are divided by the factor; with a context, as Llama 3 has it, only those that turn less than `low` times in
+        it, and those of up to `high` turns in part.
+        """
+        plain = self.theta ** (torch.arange(half, device=device, dtype=dtype) / -half)
+        if self.factor == 1:
+            return plain
+        if not self.context:
+            return plain / self.factor
+        turns = self.context * plain / (2 * math.pi)
+        kept = ((turns - self.low) / (self.high - self.low)).clamp(0, 1)
+        return kept * plain + (1 - kept) * plain / self.factor
+
+
 @dataclass(frozen=True, kw_only=True)
 class RotaryOptions(Options):
     """Options of mixers that may know positions."""
 
     rope_theta: float = number(10000.0, least=0)
     """Base of the rotary frequencies; 0 for no rotary embedding."""
+    rope_factor: float = number(1.0, least=1)
+    """What frequencies are divided by, for contexts so many times longer than a model was made for."""
+    rope_context: int = number(0, least=0)
+    """The context it was made for: frequencies that turn often in it stay as they are, as Llama 3 has it; 0 divides
+    all."""
+    rope_low: float = number(1.0, above=0)
+    """Frequencies that turn fewer times in that context are divided by all of the factor."""
+    rope_high: float = number(4.0, above=0)
+    """Frequencies that turn more often in that context are not divided."""
 
     if TYPE_CHECKING:
 
@@ -35,6 +70,21 @@ class RotaryOptions(Options):
         super().__post_init__()
         if self.rope_theta and self.key_width % 2:
             raise self.fail(f"rope_theta: rotary positions need heads of even width, got {self.key_width}; 0 for none")
+        needs = (
+            ("rope_factor", "rope_theta 0", self.rope_theta != 0),
+            ("rope_context", "rope_factor 1", self.rope_factor != 1),
+            ("rope_low", "rope_context 0", self.rope_context != 0),
+            ("rope_high", "rope_context 0", self.rope_context != 0),
+        )
+        for name, without, has in needs:
+            if not has and getattr(self, name) != RotaryOptions.__dataclass_fields__[name].default:
+                raise self.fail(f"{name} does nothing with {without}")
+        if self.rope_low >= self.rope_high:
+            raise self.fail(f"rope_low must be below rope_high, got {self.rope_low} and {self.rope_high}")
+
+    @property
+    def rope(self) -> Rope:
+        return Rope(self.rope_theta, self.rope_factor, self.rope_context, self.rope_low, self.rope_high)
 
     def turn(self, q: Tensor, k: Tensor, state: State | None, sequences: Sequences) -> tuple[Tensor, Tensor, State]:
         """q and k turned, and the count of tokens after them."""
@@ -44,8 +94,8 @@ class RotaryOptions(Options):
         positions = sequences.positions(start)
         after = sequences.lengths() if start is None else sequences.lengths() + start
         return (
-            rotate(q, positions, self.rope_theta),
-            rotate(k, positions, self.rope_theta),
+            rotate(q, positions, self.rope),
+            rotate(k, positions, self.rope),
             {"position": after},
         )
 
@@ -56,15 +106,13 @@ class RotaryOptions(Options):
         return {"position": torch.zeros(batch_size, dtype=torch.int64, device=device)}
 
 
-def rotate(x: Tensor, positions: Tensor, theta: float) -> Tensor:
+def rotate(x: Tensor, positions: Tensor, rope: Rope) -> Tensor:
     """x [B, T, H, K] turned by its positions [B or 1, T]: rotary embedding, first half against second half.
 
     Angles are fp64 where the device has it: in fp32, those of heads of 128 are off by up to 0.06 at position a million.
     """
-    half = x.shape[-1] // 2
     dtype = torch.float32 if x.device.type == "mps" else torch.float64
-    frequencies = theta ** (torch.arange(half, device=x.device, dtype=dtype) / -half)
-    angles = positions[..., None, None].to(dtype) * frequencies
+    angles = positions[..., None, None].to(dtype) * rope.frequencies(x.shape[-1] // 2, x.device, dtype)
     compute = compute_dtype(x.dtype)
     cos, sin = angles.cos().to(compute), angles.sin().to(compute)
     return _turned(x, cos, sin)

@@ -110,6 +110,14 @@ class ModelConfig:
     """All but attention, hybrid: whether the convolution has a bias."""
     rope_theta: float | None = None
     """abc, retnet, attention, supra, linear, hybrid: base of the rotary frequencies; 0 for no rotary embedding."""
+    rope_factor: float | None = None
+    """abc, retnet, attention, supra, linear, hybrid: what rotary frequencies are divided by; 1 by default."""
+    rope_context: int | None = None
+    """abc, retnet, attention, supra, linear, hybrid: frequencies that turn often in so many tokens are not divided."""
+    rope_low: float | None = None
+    """abc, retnet, attention, supra, linear, hybrid: with fewer turns in that context, all is divided; 1 by default."""
+    rope_high: float | None = None
+    """abc, retnet, attention, supra, linear, hybrid: with more turns in that context, nothing is; 4 by default."""
     window: int | None = None
     """attention, hybrid: tokens that a token sees, itself among them; all before it, or 64 (hybrid), by default."""
     num_sinks: int | None = None

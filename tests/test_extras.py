@@ -71,10 +71,11 @@ USES = {
     "decode.measure(True, [], print)": "bench: the comparison with a Llama needs transformers: HF",
     "demo('out')": "demo: the Llama beside the model needs transformers: HF",
     "save_lines({}, Path('a.png'), '', '', '')": "chart: a picture needs matplotlib: PLOT",
+    "serve('gsa-tiny')": "serve: the HTTP interface needs fastapi: SERVE",
 }
 SCRIPT = """
 import sys
-for package in ("transformers", "tokenizers", "huggingface_hub", "matplotlib"):
+for package in ("transformers", "tokenizers", "huggingface_hub", "matplotlib", "fastapi"):
     sys.modules[package] = None
 from pathlib import Path
 import gsa
@@ -83,6 +84,7 @@ from gsa.bench import decode
 from gsa.chart import save_lines
 from gsa.cli import main
 from gsa.cli.demo import demo
+from gsa.cli.serve import serve
 from gsa.data.tokenizer import load_tokenizer
 from gsa.data.tokenizer_train import train_tokenizer
 for use in USES:
@@ -104,14 +106,15 @@ main(["generate", "--model", "model", "-n", "2", "hi"])
 
 
 def test_each_use_names_its_extra(tmp_path: Path) -> None:
-    """Without transformers, tokenizers, huggingface_hub and matplotlib."""
+    """Without transformers, tokenizers, huggingface_hub, matplotlib and fastapi."""
     from gsa import pretrained
 
     (tmp_path / "text.txt").write_text("Call me. " * 100)
     script = SCRIPT.replace("USES", repr(list(USES)))
     run = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
-    words = {"HF": how_to_install("hf"), "PLOT": how_to_install("plot"), "FOLDER": str(pretrained.folder("gsa-tiny"))}
+    words = {name.upper(): how_to_install(name) for name in ("hf", "plot", "serve")}
+    words["FOLDER"] = str(pretrained.folder("gsa-tiny"))
     expected = [re.sub("|".join(words), lambda found: words[found[0]], sentence) for sentence in USES.values()]
     assert run.stdout.splitlines()[: len(expected)] == expected
 

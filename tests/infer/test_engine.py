@@ -13,6 +13,7 @@ from gsa.infer.runner import MAX_READ
 from tests.infer.engines import SHORT, engine, larger, loaded, teacher_forced
 from tests.models.cases import CASES, VOCABULARY, ids, model
 from tests.models.hf_models import every_mixer, tiny_model, tokens
+from tests.ops.isas import needs_native
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -186,3 +187,32 @@ def test_a_long_prompt_is_read_in_pieces_while_others_go_on(monkeypatch):
         if rounds == 3:  # the short prompts did not have to wait for the long one
             assert sum(bool(other.tokens) for other in others) >= 5
     assert rounds <= 9
+
+
+@needs_native
+def test_a_step_reads_few_tokens_while_others_write_and_each_prompt_gets_its_turn(monkeypatch):
+    one = engine(reading="exact", read_tokens=20)
+    read, reads = [], one._runner.read
+    monkeypatch.setattr(one._runner, "read", lambda ids, *rest: read.append(len(ids)) or reads(ids, *rest))
+    long = one.submit(ids(3 * MAX_READ), SHORT)
+    one.step()
+    assert sum(read) == MAX_READ  # nobody has to wait for it
+    runs = one.submit(ids(5), replace(SHORT, max_tokens=10**6))
+    while not runs.tokens:
+        one.step()
+    shorts = [one.submit(ids(30, seed=seed), SHORT) for seed in range(3)]
+    for rounds in range(10**4):
+        if long.tokens:
+            break
+        read.clear()
+        assert runs in [token.request for token in one.step()]
+        assert sum(read) <= 20
+        if rounds == 10:
+            assert all(short.tokens for short in shorts)
+    runs.cancel()
+    while one.busy:
+        one.step()
+    alone = engine(reading="exact")
+    assert long.tokens == alone.generate(ids(3 * MAX_READ), SHORT).tokens
+    for seed, short in enumerate(shorts):
+        assert short.tokens == alone.generate(ids(30, seed=seed), SHORT).tokens

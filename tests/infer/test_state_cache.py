@@ -216,3 +216,13 @@ def test_memory_stays_within_the_limit_and_answers_stay_right():
     small = remembering(state_cache_bytes=one - 1)
     small.generate(ids(40), FEW)
     assert len(small.cache) == 0
+
+
+def test_a_long_prompt_leaves_few_states_and_a_similar_one_reads_little_again(monkeypatch):
+    monkeypatch.setattr("gsa.infer.reading.MAX_READ", 2)
+    engine, text = remembering(read_tokens=2), ids(400)
+    engine.generate(text, replace(FEW, max_tokens=0))
+    assert len(engine.cache) == 31 + 16 + 16 + 10  # of 200 pieces
+    for length in (9, 64, 65, 130, 200, 399):
+        found = answer(engine, torch.cat([text[:length], (text[length : length + 1] + 1) % VOCABULARY])).cached_tokens
+        assert length - max(2, length // 16) <= found <= length

@@ -218,7 +218,8 @@ def test_options_of_load(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         (
             lambda model: gsa.load(xyz=1),
-            "load: there is no argument 'xyz'; there are model, weights, compute, device, batch_size, threads",
+            "load: there is no argument 'xyz'; there are model, weights, compute, device, batch_size, "
+            "state_cache_bytes, state_dir, state_dir_bytes, threads",
         ),
         (
             lambda model: model.generate("a", 20),
@@ -290,3 +291,14 @@ def test_a_reply_ends_before_a_stop_string(talking: TextModel) -> None:
     chat.say("Where?")
     with pytest.raises(GSAError, match="stop strings must be texts"):
         talking.chat(stop=[""])
+
+
+def test_prompts_that_begin_alike_go_on_from_what_was_kept(tmp_path: Path) -> None:
+    first = gsa.load("gsa-tiny", state_cache_bytes=10**8, state_dir=tmp_path)
+    asked = "It was a dark and stormy night."
+    assert first.generate(asked, **GREEDY).cached_tokens == 0
+    again = first.generate(asked + " The colonel", **GREEDY)
+    assert again.cached_tokens == first.generate(asked, **GREEDY).prompt_tokens
+    first.engine.close()
+    later = gsa.load("gsa-tiny", state_cache_bytes=10**8, state_dir=tmp_path).generate(asked + " The colonel", **GREEDY)
+    assert (later, later.cached_tokens) == (again, again.prompt_tokens)

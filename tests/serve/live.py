@@ -66,6 +66,13 @@ class Live:
         lines = self.http.get("/metrics").text.splitlines()
         return next(float(line.split()[-1]) for line in lines if line.split(" ")[0] == name)
 
+    def wait_for(self, answers: int, seconds: float = 30) -> None:
+        """Returns when so many answers are being written or wait."""
+        end = time.monotonic() + seconds
+        while self.serving.worker.pending != answers or not self.serving.texts.engine.busy:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+
     def idle(self, seconds: float = 10) -> bool:
         """Whether no answer is being written any more, soon."""
         end = time.monotonic() + seconds

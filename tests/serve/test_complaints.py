@@ -2,7 +2,6 @@
 
 import asyncio
 import socket
-import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -131,22 +130,21 @@ def test_an_answer_ends_with_its_client(folder: Path) -> None:
     for stream in (False, True):
         with served(folder, max_tokens=10**6, max_concurrency=1) as live:
             address = urlsplit(live.address)
-            body = f'{{"prompt": "a", "max_tokens": 1000000, "stream": {str(stream).lower()}}}'
+            body = f'{{"prompt": "a", "temperature": 0, "max_tokens": 1000000, "stream": {str(stream).lower()}}}'
             request = f"POST /v1/completions HTTP/1.1\r\nHost: {address.netloc}\r\nContent-Type: application/json\r\n"
             with socket.create_connection((address.hostname, address.port)) as connection:
                 connection.sendall(f"{request}Content-Length: {len(body)}\r\n\r\n{body}".encode())
-                while not live.serving.texts.engine.busy:
-                    time.sleep(0.01)
-                assert live.serving.worker.pending == 1
+                live.wait_for(1)
             assert live.idle()
             assert text(live.complete("The place is free", max_tokens=3))
+            assert live.metric('gsa_answers_total{reason="cancelled"}') == 1
             # A stream had begun with 200; of the other, nobody saw a status.
             left = live.metric('gsa_requests_total{route="/v1/completions",status="499"}') if not stream else 1
             assert left == 1
 
 
 def test_a_stream_that_is_not_read_to_its_end_is_cancelled(server: Live) -> None:
-    body = {"prompt": "a", "max_tokens": 200, "stream": True}
+    body = {"prompt": "a", "temperature": 0, "max_tokens": 200, "stream": True}
     with server.http.stream("POST", "/v1/completions", json=body) as answer:
         next(answer.iter_lines())
     assert server.idle()

@@ -245,6 +245,12 @@ def test_messages_of_states_and_inline_states_of_chats(server: Live) -> None:
     two = server.post("/v1/states", {"messages": [user], "state": one["id"]}, 201)
     both = server.post("/v1/states", {"messages": [system, user]}, 201)
     assert (two["tokens"], two["messages"]) == (both["tokens"], both["messages"]) == (two["tokens"], 2)
+    asked = server.post(
+        "/v1/chat/completions", {"messages": [], "state": both["id"], "temperature": 0, "max_tokens": 8}
+    )
+    whole = {"messages": [system, user], "temperature": 0, "max_tokens": 8}
+    assert text(asked) == text(server.post("/v1/chat/completions", whole))
+    assert server.chat(status=400)["error"]["param"] == "messages"
     inline = server.complete("The moon.", return_state="base64")["choices"][0]["state"]["base64"]
     first = server.chat("Hello", state={"base64": inline}, return_state="id")
     second = server.chat("And?", state=first["choices"][0]["state"]["id"])

@@ -5,7 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import httpx2
@@ -18,14 +17,11 @@ from tests.serve.test_complaints import text
 
 def test_a_full_server_says_so_and_counts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with served(folder, max_concurrency=1, max_queue=1, max_tokens=10**6) as live:
-        streams = [
-            live.http.stream("POST", "/v1/completions", json={"prompt": "a", "max_tokens": 10**6, "stream": True})
-            for _ in range(2)
-        ]
+        body = {"prompt": "a", "temperature": 0, "max_tokens": 10**6, "stream": True}
+        streams = [live.http.stream("POST", "/v1/completions", json=body) for _ in range(2)]
         for stream in streams:
             stream.__enter__()
-        while live.serving.worker.pending < 2:
-            time.sleep(0.01)
+        live.wait_for(2)
         assert (live.metric("gsa_running"), live.metric("gsa_waiting")) == (1, 1)
         answer = live.http.post("/v1/completions", json={"prompt": "a"})
         assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
@@ -88,6 +84,18 @@ def test_a_step_that_fails_once_leaves_the_server_well(server: Live) -> None:
     assert text(server.complete("The engine has not lost it"))
 
 
+def test_want_of_memory_is_told_as_such(server: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = server.serving.texts.engine._runner.read
+
+    def without(*given: object) -> object:
+        monkeypatch.setattr(server.serving.texts.engine._runner, "read", read)
+        raise MemoryError("none left")
+
+    monkeypatch.setattr(server.serving.texts.engine._runner, "read", without)
+    assert server.complete("Never read before", 503)["error"]["code"] == "out_of_memory"
+    assert text(server.complete("Never read before"))
+
+
 def test_a_fault_of_the_worker_itself_leaves_nobody_waiting(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with served(folder) as live:
         monkeypatch.setattr(live.serving.worker, "_collect", lambda answer: 1 / 0)
@@ -102,7 +110,7 @@ def test_a_fault_of_the_worker_itself_leaves_nobody_waiting(folder: Path, monkey
 
 def test_closing_in_the_midst_tells_the_clients(folder: Path) -> None:
     with served(folder, max_tokens=10**6) as live:
-        body = {"prompt": "a", "max_tokens": 10**6, "stream": True}
+        body = {"prompt": "a", "temperature": 0, "max_tokens": 10**6, "stream": True}
         with live.http.stream("POST", "/v1/completions", json=body) as answer:
             lines = answer.iter_lines()
             next(lines)
@@ -122,7 +130,8 @@ def test_signals(tmp_path: Path, again: bool) -> None:
     address = re.search(r"http://127.0.0.1:\d+", said[1])[0]
     assert f"curl {address}/v1/completions" in said[2]
     length = 100000 if again else 2000
-    body = {"prompt": "a", "max_tokens": length, "stream": True, "return_state": "id"}
+    bias = {"0": -100}  # the token that ends a text
+    body = {"prompt": "a", "max_tokens": length, "stream": True, "return_state": "id", "logit_bias": bias}
     with httpx2.stream("POST", f"{address}/v1/completions", json=body, timeout=60) as answer:
         lines = answer.iter_lines()
         next(lines)

@@ -71,7 +71,7 @@ def serve(
     from gsa.threads import use_threads
 
     for package in ("fastapi", "uvicorn", "prometheus_client"):
-        require(package, "gsa serve")
+        require(package, "serve: the HTTP interface")
     from gsa.serve.run import bound, open_serving, run
 
     settings = ServeSettings(

@@ -32,14 +32,17 @@ from gsa.sampling import DEFAULT, Sampling
 from gsa.terminal import quoted
 from gsa.train.find import warn
 
+READ_TOKENS = 64
+"""Tokens of prompts that a step reads while others write, unless asked for otherwise."""
+
 
 @dataclass(frozen=True)
 class _Options:
     batch_size: int = number(least=1)
     state_cache_bytes: int = number(least=0)
     state_dir_bytes: int = number(least=0)
+    read_tokens: int = number(least=1)
     reading: str = choice("auto", ("auto", "fast", "exact"))
-    read_tokens: int = number(128, least=1)
 
 
 @dataclass(frozen=True)
@@ -87,10 +90,10 @@ class Engine:
         state_dir: str | Path | None = None,
         state_dir_bytes: int = 4 << 30,
         reading: str = "auto",
-        read_tokens: int = 128,
+        read_tokens: int = READ_TOKENS,
         say: Callable[[str], None] = warn,
     ):
-        check(_Options(batch_size, state_cache_bytes, state_dir_bytes, reading, read_tokens), "engine")
+        check(_Options(batch_size, state_cache_bytes, state_dir_bytes, read_tokens, reading), "engine")
         if state_dir is not None and not state_cache_bytes:
             raise GSAError("engine: state_dir needs memory for states: give state_cache_bytes, too")
         self.model = _loaded(model, weights, compute, device)
@@ -144,7 +147,7 @@ class Engine:
             ids: The tokens.
             state: What they go on from; it stays as it is.
             marks: Numbers of tokens of the prompt after which a state is kept, besides the places where that is done
-                anyway (every 512 tokens, the end of the prompt and of the answer).
+                anyway (multiples of 512, the end of the prompt and of the answer).
             salt: States are only found by prompts with the same salt.
             reuse: Whether states are looked for and kept at all.
             logprobs: Tell the log-probability of every token of the prompt (`prompt.logprobs`), and of so many of the
@@ -305,7 +308,9 @@ class Engine:
             if type(mark) is not int or not 1 <= mark <= len(checked):
                 raise GSAError(f"{what}: marks must be from 1 to {len(checked)} (the tokens), got {quoted(mark)}")
         cache = self.cache if reuse else None
-        return Prompt(self._runner, checked, state, cache=cache, salt=salt, marks=marks, logprobs=logprobs)
+        prompt = Prompt(self._runner, checked, state, cache=cache, salt=salt, marks=marks, logprobs=logprobs)
+        prompt.source.prepare()
+        return prompt
 
     def _request(
         self, what: str, ids: Ids | Prompt, sampling: Sampling, state: State | None, keep_state: bool

@@ -54,6 +54,11 @@ class Source:
         begun = TokenHash.EMPTY if self.start is None else bytes.fromhex(self.start.digest)
         return begun + TokenHash.each(begun, self.ids)
 
+    def prepare(self) -> None:
+        """Computes what is needed to look for states, so that no step has to wait for it."""
+        if self.cache is not None:
+            _ = self.scope, self._digests
+
     def digest(self, position: int) -> bytes:
         """The TokenHash of all tokens up to a position in the ids."""
         return self._digests[32 * position : 32 * (position + 1)]
@@ -173,8 +178,9 @@ class Prompt:
 
     def _is_kept(self, position: int) -> bool:
         """Whether other prompts may go on from a position: they must be cut there too."""
-        whole = position % MAX_READ == 0 or position == len(self)
-        return whole or (self._runner.exact and position in self._marks)
+        if self._runner.exact and position in self._marks:
+            return True
+        return position == len(self) or _is_round(position)
 
     def _skipped(self) -> bool:
         """Whether a state was found that goes further; it goes on from there."""
@@ -219,6 +225,14 @@ class Prompt:
         targets = self.source.ids[position : position + len(scores)].tolist()
         for i, (token, own) in enumerate(zip(targets, scores, strict=False)):
             self._told[position + i] = described(token, own.cpu(), self._alternatives)
+
+
+def _is_round(position: int) -> bool:
+    """Whether states are kept at a position of any prompt: after each of the first 31 pieces, then every other one, and
+    so on with every doubling. So a long prompt does not drive all else out of the cache, and of what it shares with
+    another one, at most a sixteenth is read again."""
+    pieces, rest = divmod(position, MAX_READ)
+    return rest == 0 and pieces // (pieces & -pieces) < 32
 
 
 def checked_ids(ids: object, vocab_size: int, what: str) -> Tensor:

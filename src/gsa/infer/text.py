@@ -17,7 +17,7 @@ from gsa.data.vocabulary import vocabulary
 from gsa.errors import GSAError, raised_by
 from gsa.files import read_json
 from gsa.infer.detokenizer import Detokenizer
-from gsa.infer.engine import Engine
+from gsa.infer.engine import READ_TOKENS, Engine
 from gsa.infer.model import Model, chosen_device
 from gsa.infer.reading import Ids, Prompt
 from gsa.infer.requests import Alternatives, Token, Until
@@ -83,7 +83,7 @@ class TextEngine:
         state_dir: str | Path | None = None,
         state_dir_bytes: int = 4 << 30,
         reading: str = "auto",
-        read_tokens: int = 128,
+        read_tokens: int = READ_TOKENS,
         say: Callable[[str], None] = warn,
     ) -> TextEngine:
         """A model by name or folder, as `find_model` finds it, with the tokenizer beside its weights.
@@ -267,6 +267,8 @@ class Text(str):
     """Ids of all tokens that were made for it; those of a stop string are among them."""
     prompt_tokens: int
     """Tokens of the prompt."""
+    cached_tokens: int
+    """Those of them that were not read again, because a state behind them was kept."""
     logprobs: list[float] | None = None
     """Log-probabilities of its tokens, if asked for."""
     top: list[Alternatives] | None = None
@@ -280,6 +282,7 @@ class Text(str):
         written, generation = cls(text), writing.generation
         written.reason = writing.reason or ""
         written.tokens, written.prompt_tokens = [*generation.tokens], generation.prompt_tokens
+        written.cached_tokens = generation.cached_tokens
         written.logprobs = None if generation.logprobs is None else [*generation.logprobs]
         written.top = None if generation.top is None else [*generation.top]
         written.state = generation.kept

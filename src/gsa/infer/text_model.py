@@ -27,6 +27,9 @@ def load(
     compute: str = "auto",
     device: str = "auto",
     batch_size: int = 16,
+    state_cache_bytes: int = 0,
+    state_dir: str | Path | None = None,
+    state_dir_bytes: int = 4 << 30,
     threads: int | None = None,
 ) -> TextModel:
     """A model that writes text: one of the package, a folder, a checkpoint or a run of training, or one of the Hub.
@@ -40,6 +43,9 @@ def load(
             is the format of the weights (int8 for int4) where the CPU has a unit for such products, and else fp32.
         device: Where it computes: "cpu", "cuda", or "auto", a GPU if torch can use one.
         batch_size: Texts that are written at the same time; more wait for their turn.
+        state_cache_bytes: Memory for states that texts leave, from which prompts that begin alike go on; 0 is none.
+        state_dir: Folder in which they are kept too, until the next time; it needs memory for them.
+        state_dir_bytes: Bytes of the files in that folder, at most.
         threads: Threads of torch, for the whole process; its own choice by default.
 
     >>> model = gsa.load("gsa-tiny")
@@ -53,7 +59,16 @@ def load(
     if threads is not None and type(threads) is not int:
         raise GSAError(f"load: threads must be a whole number or none, got {threads!r}")
     use_threads(threads)
-    texts = TextEngine.load(model, weights, compute=compute, device=device, batch_size=batch_size)
+    texts = TextEngine.load(
+        model,
+        weights,
+        compute=compute,
+        device=device,
+        batch_size=batch_size,
+        state_cache_bytes=state_cache_bytes,
+        state_dir=state_dir,
+        state_dir_bytes=state_dir_bytes,
+    )
     return TextModel(texts, str(model))
 
 

@@ -56,6 +56,7 @@ class Asking:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._left:
+            self._metrics.answers.labels("cancelled").inc(self._left)
             for answer in self._answers:
                 self._worker.cancel(answer)
 

@@ -222,7 +222,7 @@ class ChatBody(ChoicesBody):
         "response_format": ({"type": "text"},),
         "web_search_options": (),
     }
-    messages: list[ChatMessage] = Field(min_length=1)
+    messages: list[ChatMessage]
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool = False

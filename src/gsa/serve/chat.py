@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -22,7 +23,7 @@ from gsa.serve.asking import Asking, unless_left
 from gsa.serve.bodies import AnswerBody, ChatBody
 from gsa.serve.errors import JsonResponse, refused
 from gsa.serve.logprobs import chat_logprobs
-from gsa.serve.serving import Serving, Start, usage
+from gsa.serve.serving import Ids, Serving, Start, usage
 from gsa.serve.store import Conversation
 from gsa.serve.streaming import DONE, PING, Events, EventStream, event
 
@@ -48,31 +49,53 @@ class Asked:
         return replace(self.conversation, messages=messages, reply=list(ids))
 
 
-def asked(serving: Serving, messages: list[Message], start: Start | None, body: AnswerBody) -> Asked:
-    """What the model has to read of a conversation; `messages` go on from `start`. Not for the event loop.
+@dataclass(frozen=True)
+class Told:
+    """What of a conversation the model has to read."""
+
+    ids: Ids
+    state: State | None
+    """What the ids go on from."""
+    conversation: Conversation
+    """All of it."""
+
+
+def told(
+    serving: Serving, messages: list[Message], start: Start | None, salt: str | None, *, answer: bool = True
+) -> Told:
+    """What has to be read so that `messages` go on from `start`, up to where an answer begins unless there is to be
+    none. Not for the event loop.
 
     What a state has read is not read again, unless the template tells the past differently later; then all is read
     from where the conversation began.
     """
     template = serving.chat_template()
+    render = template.render if answer else partial(without_answer, template)
     earlier = None if start is None else start.conversation
     state = None if start is None else start.state
+    if not messages and (earlier is None or earlier.reply is not None):
+        raise refused("messages", "there is none that could be answered")
     rest: list[Segment] | None
     after: Segment | None
     if earlier is None:
         behind = None if start is None or start.entry is None else start.entry.id
-        rest, after = template.render(messages), None if start is None else ""
+        rest, after = render(messages), None if start is None else ""
     else:
         behind, messages = earlier.behind, [*earlier.messages, *messages]
-        whole, read = template.render(messages), read_segments(template, earlier)
+        whole, read = render(messages), read_segments(template, earlier)
         rest, after = rest_of(whole, read), read[-1]
         if rest is None:
-            base = serving.start(behind, body.cache_salt)
+            base = serving.start(behind, salt)
             state = None if base is None else base.state
             rest, after = whole, None if base is None else ""
-    ids = template.encode(rest, after)
-    prompt = serving.prompt(ids, state, "messages", salt=body.cache_salt, reuse=body.cache)
-    return Asked(prompt, 0 if state is None else state.tokens, Conversation(messages, None, behind))
+    return Told(template.encode(rest, after), state, Conversation(messages, None, behind))
+
+
+def asked(serving: Serving, messages: list[Message], start: Start | None, body: AnswerBody) -> Asked:
+    """The question that messages ask which go on from `start`. Not for the event loop."""
+    found = told(serving, messages, start, body.cache_salt)
+    prompt = serving.prompt(found.ids, found.state, "messages", salt=body.cache_salt, reuse=body.cache)
+    return Asked(prompt, 0 if found.state is None else found.state.tokens, found.conversation)
 
 
 def read_segments(template: ChatTemplate, conversation: Conversation) -> list[Segment]:
@@ -182,13 +205,13 @@ async def _whole(chat: ChatCompletion) -> dict[str, Any]:
         async for pieces in asking.batches():
             for index, piece in pieces:
                 chat.choices[index].take(piece)
-        told = []
+        choices = []
         for index, choice in enumerate(chat.choices):
             message = {"role": "assistant", "content": "".join(choice.text), "refusal": None}
             logprobs = chat.logprobs(choice.tokens)
             known = {"index": index, "message": message, "logprobs": logprobs, "finish_reason": choice.reason}
-            told.append({**known, **await chat.state(asking, index)})
-        return {**chat.facts, "choices": told, "usage": chat.usage(asking)}
+            choices.append({**known, **await chat.state(asking, index)})
+        return {**chat.facts, "choices": choices, "usage": chat.usage(asking)}
 
 
 async def _streamed(chat: ChatCompletion, asking: Asking) -> Events:

@@ -10,18 +10,16 @@ from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from gsa.data.chat_template import Segment
 from gsa.files import parse_json
-from gsa.infer.chat import rest_of
 from gsa.infer.reading import Prompt
 from gsa.infer.state import State
 from gsa.infer.text import Writing
 from gsa.sampling import Sampling
 from gsa.serve.asking import Asking, unless_left
 from gsa.serve.bodies import StateBody
-from gsa.serve.chat import read_segments, without_answer
+from gsa.serve.chat import told
 from gsa.serve.errors import ApiError, JsonResponse, refused, validation_error
-from gsa.serve.serving import Ids, Serving, Start, saved
+from gsa.serve.serving import Ids, Serving, saved
 from gsa.serve.store import Conversation, Entry
 from gsa.serve.streaming import DONE, Events, EventStream, event
 
@@ -31,7 +29,7 @@ PROGRESS_SECONDS = 0.2
 """Between two events that tell how much of a document is read."""
 
 
-def told(serving: Serving, entry: Entry) -> dict[str, Any]:
+def facts_of(serving: Serving, entry: Entry) -> dict[str, Any]:
     """A state as clients get it."""
     conversation = entry.conversation
     return {
@@ -53,37 +51,18 @@ class StateReading:
         """Reads states, renders and encodes: not for the event loop."""
         self.serving, self.body = serving, body
         start = serving.start(body.state, body.cache_salt, keep=body.messages is not None)
+        state = None if start is None else start.state
         self._conversation: Conversation | None = None
         if body.text is not None:
-            ids = serving.texts.encode(body.text, continues=start is not None)
+            param, ids = "text", serving.texts.encode(body.text, continues=start is not None)
         elif body.ids is not None:
-            ids = _checked(body.ids, serving.texts.engine.model.vocab_size)
+            param, ids = "ids", _checked(body.ids, serving.texts.engine.model.vocab_size)
         else:
-            ids, start = self._of_messages(start)
-        param = next(name for name in ("text", "ids", "messages") if getattr(body, name) is not None)
-        self._before = 0 if start is None else start.state.tokens
-        state = None if start is None else start.state
+            messages = [message.plain() for message in body.messages or ()]
+            found = told(serving, messages, start, body.cache_salt, answer=False)
+            param, ids, state, self._conversation = "messages", found.ids, found.state, found.conversation
+        self._before = 0 if state is None else state.tokens
         self._prompt: Prompt = serving.prompt(ids, state, param, salt=body.cache_salt)
-
-    def _of_messages(self, start: Start | None) -> tuple[Ids, Start | None]:
-        """Messages go on with the conversation of a state, or begin one behind it."""
-        serving, template = self.serving, self.serving.chat_template()
-        assert self.body.messages is not None
-        messages = [message.plain() for message in self.body.messages]
-        earlier = None if start is None else start.conversation
-        after: Segment | None
-        if earlier is None:
-            behind = None if start is None or start.entry is None else start.entry.id
-            rest, after = without_answer(template, messages), None if start is None else ""
-        else:
-            behind, messages = earlier.behind, [*earlier.messages, *messages]
-            whole, read = without_answer(template, messages), read_segments(template, earlier)
-            rest, after = rest_of(whole, read) or [], read[-1]
-            if not rest:  # the template tells the past differently now
-                start = serving.start(behind, self.body.cache_salt)
-                rest, after = whole, None if start is None else ""
-        self._conversation = Conversation(messages, None, behind)
-        return template.encode(rest, after), start
 
     def asking(self) -> Asking:
         """Asks the engine; raises if the server is full."""
@@ -102,7 +81,7 @@ class StateReading:
         kept = self.serving.store.put(
             state, salt=body.cache_salt or "", name=body.name or "", conversation=self._conversation
         )
-        return {**told(self.serving, kept), **counts}
+        return {**facts_of(self.serving, kept), **counts}
 
 
 def _checked(ids: list[int], size: int) -> Ids:
@@ -149,7 +128,7 @@ def router(serving: Serving) -> APIRouter:
     async def create(request: Request, cache_salt: str | None = None, name: str = "") -> Response:
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() == FILE:
             entry = await run_in_threadpool(_uploaded, serving, await request.body(), cache_salt, name[:200])
-            return JsonResponse(told(serving, entry), status_code=201)
+            return JsonResponse(facts_of(serving, entry), status_code=201)
         body = await _body(request)
         serving.check_model(body.model)
         serving.worker.check(1)
@@ -160,12 +139,12 @@ def router(serving: Serving) -> APIRouter:
 
     @routes.get("/v1/states")
     def all_states(cache_salt: str | None = None) -> Response:
-        data = [told(serving, entry) for entry in store.list(cache_salt or "")]
+        data = [facts_of(serving, entry) for entry in store.list(cache_salt or "")]
         return JsonResponse({"object": "list", "data": data})
 
     @routes.get("/v1/states/{id}")
     def facts(id: str, cache_salt: str | None = None) -> Response:
-        return JsonResponse(told(serving, serving.entry(id, cache_salt, "id")))
+        return JsonResponse(facts_of(serving, serving.entry(id, cache_salt, "id")))
 
     @routes.get("/v1/states/{id}/content")
     def content(id: str, cache_salt: str | None = None) -> Response:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from threading import Thread
 
-from gsa.errors import GSAError
+from gsa.errors import GSAError, OutOfMemory
 from gsa.infer.text import Piece, Writing
 from gsa.serve.errors import ApiError, EngineFailed
 
@@ -139,8 +139,10 @@ class Worker:
                 self._events.append((answer, piece))
             if answer.writing.reason is not None:
                 self._live.remove(answer)
-        except GSAError as error:
+        except OutOfMemory as error:
             self._done(answer, error)
+        except GSAError as error:  # what is wrong with a request was found before it came here
+            self._done(answer, EngineFailed(error))
 
     def _begin(self, answer: Answer) -> None:
         self._live.append(answer)

@@ -132,11 +132,11 @@ def test_far_positions_lose_nothing(positions: str) -> None:
     x, far = tokens(1, 60), 1_000_000
     _, state = exact(x[:, :30])
     moved = dict(state)
-    shift, theta = torch.full((1, 1), far), exact.options.rope_theta
+    shift, rope = torch.full((1, 1), far), exact.options.rope
     moved["position"] = state["position"] + far
-    moved["window_k"] = rotate(state["window_k"], shift, theta)
+    moved["window_k"] = rotate(state["window_k"], shift, rope)
     if positions == "own":
-        moved["slot_k"] = rotate(state["slot_k"].permute(0, 3, 1, 2), shift, theta).permute(0, 2, 3, 1)
+        moved["slot_k"] = rotate(state["slot_k"].permute(0, 3, 1, 2), shift, rope).permute(0, 2, 3, 1)
     moved = {name: x if name == "position" else x.float() for name, x in moved.items()}
     expected = exact(x[:, 30:], state)[0]
     rest = x[:, 30:].float()

@@ -62,8 +62,11 @@ def test_pages_of_others_may_not_ask(closed: Live, server: Live) -> None:
 
 
 def test_without_a_key_the_name_must_be_this_machines(server: Live) -> None:
-    answer = server.http.get("/v1/models", headers={"Host": "rebound.example"})
-    assert answer.status_code == 403
+    for host in ("rebound.example", "[", "localhost.example", "localhost@other"):
+        answer = server.http.get("/v1/models", headers={"Host": host})
+        assert answer.status_code == 403, host
+    assert server.http.get("/v1/models", headers={"Origin": "http://["}).status_code == 403
+    assert server.http.get("/v1/models", headers={"Origin": "null"}).status_code == 403
     assert server.http.get("/v1/models", headers={"Host": "localhost:8000"}).status_code == 200
 
 

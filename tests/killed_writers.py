@@ -11,6 +11,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from gsa.infer.text_model import load
 from gsa.models import LM, ModelConfig
 from gsa.models import checkpoint as model_checkpoint
 from gsa.models.checkpoint import save_model
+from gsa.serve.store import StateStore
 from gsa.train.checkpoint import clean, save_checkpoint
 from gsa.train.export import export_checkpoint
 from tests.train.killed import kill_at
@@ -37,7 +39,8 @@ def actions(material: Path) -> dict[str, Action]:
     """What writes, by name; each takes an empty folder, or what a kill has left of it."""
     lm = LM(CONFIG)
     save_checkpoint(material / "run", 1, CONFIG, {"model": lm.state_dict()}, {}, tokenizer=pretrained.folder())
-    state = load("gsa-tiny").read("It was")
+    model = load("gsa-tiny")
+    state, engine = model.read("It was"), model.engine
     text = material / "text.txt"
     text.write_text("A text of some words, and of some others. " * 50)
 
@@ -45,7 +48,13 @@ def actions(material: Path) -> dict[str, Action]:
         clean(folder)  # as a run does when it starts
         save_checkpoint(folder, 1, CONFIG, {"model": lm.state_dict()}, {})
 
+    def states(folder: Path) -> None:
+        with closing(StateStore(engine.model, 2**30, folder, 2**30)) as store:
+            store.put(state)
+            assert len(list(folder.glob("*.safetensors"))) == len(list(folder.glob("*.json"))) == len(store)
+
     return {
+        "states": states,
         "state": lambda folder: state.save(folder / "a.state"),
         "model": lambda folder: save_model(lm, folder / "model"),
         "checkpoint": checkpoint,

@@ -35,8 +35,9 @@ def test_the_extras_are_those_of_the_messages() -> None:
     assert PROJECT["name"] == DISTRIBUTION == "gsa-lm"
     for package, extra in EXTRA_OF.items():
         assert INDEX_NAMES.get(package, package.replace("_", "-")) in requirements(extra), package
-    assert {"hf", "train", "data", "eval", "plot", "liger", "all"} <= set(EXTRAS)
-    assert requirements("all") == set().union(*map(requirements, ("hf", "train", "data", "eval", "plot", "liger")))
+    parts = ("hf", "train", "data", "eval", "plot", "liger", "serve")
+    assert {*parts, "all"} <= set(EXTRAS)
+    assert requirements("all") == set().union(*map(requirements, parts))
 
 
 def test_the_base_is_small() -> None:

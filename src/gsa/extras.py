@@ -14,6 +14,7 @@ DISTRIBUTION = "gsa-lm"
 EXTRA_OF = {
     "datasets": "data",
     "deepspeed": "train",
+    "fastapi": "serve",
     "fla": "compare",
     "gguf": "hf",
     "huggingface_hub": "hf",
@@ -22,6 +23,7 @@ EXTRA_OF = {
     "lm_eval": "eval",
     "matplotlib": "plot",
     "mistral_common": "data",
+    "prometheus_client": "serve",
     "pyarrow": "data",
     "rouge_score": "eval",
     "sentencepiece": "data",
@@ -29,6 +31,7 @@ EXTRA_OF = {
     "tokenizers": "hf",
     "transformers": "hf",
     "triton": "gpu",
+    "uvicorn": "serve",
     "wandb": "train",
     "zstandard": "data",
 }

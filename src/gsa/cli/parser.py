@@ -18,7 +18,7 @@ from gsa.terminal import shortened
 
 SHORT = {"--max_tokens": "-n"}
 """Options that have a short name too."""
-MAY_BE_LEFT_OUT = {"generate": ("prompt",), "evaluate": ("model",), "convert": ("source", "out")}
+MAY_BE_LEFT_OUT = {"generate": ("prompt",), "evaluate": ("model",), "convert": ("source", "out"), "serve": ("model",)}
 """Positional arguments that have a default, by the function of the verb."""
 WITH_RECIPES = ("TrainSettings",)
 """Classes of settings that the package has recipes for."""

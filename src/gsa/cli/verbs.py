@@ -42,6 +42,11 @@ GSA = Group(
             "Talks with a model that has a chat template, a line at a time; each reply goes on from the state of the "
             "last.",
         ),
+        "serve": Verb(
+            "gsa.cli.serve:serve",
+            "Serves a model over HTTP as OpenAI's clients speak it, with states as resources, and a page to talk with "
+            "it.",
+        ),
         "state": Group(
             "What a model remembers of a text, as a file.",
             {
@@ -150,6 +155,25 @@ GSA = Group(
         "kernels": Verb(
             "gsa.bench.gpu.kernels:kernels",
             "Compiles every GPU kernel ahead of time, with no GPU present, and checks what comes out.",
+        ),
+        "paper": Group(
+            "The paper's experiments, at the scale of this machine.",
+            {
+                "mqar": Verb(
+                    "gsa.paper.mqar:mqar",
+                    "Trains small models to recall pairs (MQAR), with every mixer, and shows accuracy against the size "
+                    "of their state.",
+                ),
+                "ablation": Verb(
+                    "gsa.paper.ablation:ablation",
+                    "Trains small language models that differ in one thing each, and shows their perplexity beside the "
+                    "paper's.",
+                ),
+                "efficiency": Verb(
+                    "gsa.paper.efficiency:efficiency",
+                    "Measures training throughput, memory in training and latency of decoding of the paper's systems.",
+                ),
+            },
         ),
         "bench": Group(
             "Speed and memory, as ratios measured in one run.",

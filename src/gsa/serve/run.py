@@ -1,0 +1,137 @@
+"""Runs a server until it is told to stop: then it takes no more requests, finishes those it has, and saves states.
+
+A second signal stops at once.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+
+from gsa.errors import GSAError
+from gsa.files import byte_count, named
+from gsa.infer.text import TextEngine
+from gsa.serve.app import make_app
+from gsa.serve.serving import Serving
+from gsa.serve.settings import MEGABYTE, ServeSettings
+from gsa.serve.store import StateStore
+
+Say = Callable[[str], None]
+
+
+def open_serving(
+    model: str, settings: ServeSettings, *, name: str | None, weights: str, compute: str, device: str, say: Say
+) -> Serving:
+    """A model with its states, ready to be served; `close` ends it."""
+    folder = None if settings.state_dir is None else named(settings.state_dir, "state_dir")
+    share = settings.state_dir_mb * MEGABYTE // 2  # for states that have an id, and for those of the cache
+    texts = TextEngine.load(
+        model,
+        weights,
+        compute=compute,
+        device=device,
+        batch_size=settings.max_concurrency,
+        state_cache_bytes=settings.cache_mb * MEGABYTE,
+        state_dir=None if folder is None or not settings.cache_mb else folder / "cache",
+        state_dir_bytes=share,
+        say=say,
+    )
+    states = None if folder is None else folder / "states"
+    store = StateStore(texts.engine.model, settings.state_mb * MEGABYTE, states, share, say)
+    return Serving(texts, name or _short(model), settings, store)
+
+
+def _short(model: str) -> str:
+    """What clients call a model: its name, or the last part of its folder."""
+    return Path(model).resolve().name if Path(model).exists() else model
+
+
+class _Server(uvicorn.Server):
+    """A server that tells when it is ready, and to which the first signal is a wish and the second an order."""
+
+    def __init__(self, config: uvicorn.Config, serving: Serving, ready: Callable[[], None], say: Say) -> None:
+        super().__init__(config)
+        self.signal: int | None = None
+        self._serving, self._ready, self._say = serving, ready, say
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._ready()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._serving.worker.draining = True
+        if self.signal is None:
+            left = self._serving.worker.pending
+            self._say(f"stopping: {left} answers are finished first; {signal.Signals(sig).name} again stops at once")
+        self.force_exit = self.signal is not None
+        self.signal, self.should_exit = sig, True
+
+
+def run(serving: Serving, host: str, listener: socket.socket, say: Say) -> None:
+    """Serves until a signal, and closes all; raises SystemExit if a second signal cut it short."""
+    with listener:
+        place = _address(host, listener.getsockname()[1])
+        config = uvicorn.Config(
+            make_app(serving, host),
+            http="h11",
+            ws="none",
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=math.ceil(serving.settings.drain_seconds),
+        )
+        server = _Server(config, serving, lambda: _welcome(serving, place, say), say)
+        try:
+            server.run(sockets=[listener])
+        finally:
+            serving.close()
+    if server.force_exit and server.signal is not None:
+        raise SystemExit(128 + server.signal)
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """A socket with its address, which is taken before a model is loaded: until it listens, nobody can connect."""
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+    except (OSError, OverflowError) as error:
+        listener.close()
+        raise GSAError(f"serve: cannot listen on {host} port {port}: {error}") from None
+    return listener
+
+
+def _address(host: str, port: int) -> str:
+    """What to type into a browser on this machine."""
+    name = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    return f"http://{name}:{port}"
+
+
+def _welcome(serving: Serving, place: str, say: Say) -> None:
+    """Says what is served and what to type next."""
+    model, settings = serving.texts.engine.model, serving.settings
+    size = model.state_bytes
+    state = "a state that grows with the text" if size is None else f"a state of {byte_count(size)}"
+    say(
+        f"{serving.name}: {model.num_parameters:,} parameters, {model.weights} weights, {state}; "
+        f"{settings.max_concurrency} answers at a time"
+    )
+    say(f"page: {place}/" + ("" if settings.api_key is None else "  (any user name, and the API key as password)"))
+    say(f"try:  {example(serving, place)}")
+
+
+def example(serving: Serving, place: str) -> str:
+    """A line for a shell that asks this server something."""
+    key = "" if serving.settings.api_key is None else ' -H "Authorization: Bearer $GSA_API_KEY"'
+    if serving.template is None:
+        route, body = "completions", '{"prompt": "It was a dark and stormy night", "max_tokens": 50}'
+    else:
+        route, body = "chat/completions", '{"messages": [{"role": "user", "content": "What is the moon made of?"}]}'
+    return f"curl {place}/v1/{route}{key} -H 'Content-Type: application/json' -d '{body}'"

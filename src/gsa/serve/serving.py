@@ -1,0 +1,248 @@
+"""Serving: what all routes of a server share, and how the fields of a request become what the engine takes."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gsa import templates
+from gsa.data.chat_template import ChatTemplate
+from gsa.errors import GSAError
+from gsa.infer.reading import Prompt
+from gsa.infer.state import State
+from gsa.infer.state_cache import CacheReport, StateCache
+from gsa.infer.state_dir import DirReport
+from gsa.infer.text import TextEngine
+from gsa.sampling import Sampling
+from gsa.serve.bodies import AnswerBody, ChoicesBody, ResponseBody
+from gsa.serve.errors import ApiError, refused
+from gsa.serve.metrics import Metrics
+from gsa.serve.settings import ServeSettings
+from gsa.serve.store import Conversation, Entry, StateStore
+from gsa.serve.worker import Worker
+
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a prompt goes on from: a state, and what is known of it."""
+
+    state: State
+    entry: Entry | None = None
+    """None if the client has brought the state itself, and it was not kept."""
+
+    @property
+    def conversation(self) -> Conversation | None:
+        return None if self.entry is None else self.entry.conversation
+
+
+class Serving:
+    """A model with its engine, its worker and its states."""
+
+    def __init__(self, texts: TextEngine, name: str, settings: ServeSettings, store: StateStore) -> None:
+        self.texts, self.name, self.settings, self.store = texts, name, settings, store
+        self.created = int(time.time())
+        self.metrics = Metrics()
+        self.worker = Worker(texts.engine.step, settings.max_concurrency + settings.max_queue)
+        try:
+            self.template: ChatTemplate | None = ChatTemplate.of(texts.tokenizer)
+            templates.start()
+        except GSAError:
+            self.template = None
+        self._add_gauges()
+
+    def close(self) -> None:
+        """Ends the worker, and saves what is to be saved."""
+        self.worker.close()
+        self.texts.engine.close()
+        self.store.close()
+
+    def check_model(self, name: str | None) -> None:
+        """Raises if a client asks for another model."""
+        if name is not None and name != self.name:
+            raise ApiError(
+                404, f"there is no model {name!r} here, only {self.name!r}", param="model", code="model_not_found"
+            )
+
+    def chat_template(self) -> ChatTemplate:
+        """The model's chat template; raises if it has none."""
+        if self.template is None:
+            raise ApiError(
+                400,
+                f"{self.name} has no chat template: it was not made for conversations; /v1/completions continues texts",
+                param="messages",
+                code="no_chat_template",
+            )
+        return self.template
+
+    def prompt(
+        self,
+        ids: Ids,
+        state: State | None,
+        param: str,
+        *,
+        salt: str | None,
+        reuse: bool = True,
+        logprobs: int | None = None,
+    ) -> Prompt:
+        """What the engine reads for an answer; `param` is the field that it came in."""
+        limit = self.settings.max_prompt_tokens
+        if len(ids) > limit:
+            raise refused(
+                param, f"{len(ids):,} tokens, and this server reads {limit:,} at most", "context_length_exceeded"
+            )
+        if not len(ids) and state is None:
+            raise refused(param, "it is empty, and there is no state to go on from")
+        texts = self.texts
+        try:
+            return texts.engine.prompt(
+                ids,
+                state=state,
+                marks=texts.message_ends(ids),
+                salt=salt or "",
+                reuse=reuse,
+                logprobs=logprobs,
+            )
+        except GSAError as error:
+            raise refused(param, str(error)) from None
+
+    def sampling(self, body: AnswerBody, max_tokens: int | None, logprobs: int | None = None) -> Sampling:
+        """How an answer is chosen."""
+        limit = self.settings.max_tokens
+        if max_tokens is not None and max_tokens > limit:
+            raise refused("max_tokens", f"{max_tokens:,} were asked for, and an answer here has {limit:,} at most")
+        plain = Sampling(
+            max_tokens=limit if max_tokens is None else max_tokens,
+            temperature=body.temperature,
+            top_p=body.top_p,
+            top_k=body.top_k,
+            min_p=body.min_p,
+            repetition_penalty=body.repetition_penalty,
+            logprobs=logprobs,
+        )
+        if isinstance(body, ChoicesBody | ResponseBody) and body.seed is not None:
+            plain = replace(plain, seed=body.seed % 2**64)
+        if isinstance(body, ChoicesBody):
+            size = self.texts.engine.model.vocab_size
+            for id_ in body.logit_bias:
+                if id_ >= size:
+                    raise refused("logit_bias", f"there is no token {id_}, the vocabulary ends with {size - 1}")
+            plain = replace(
+                plain,
+                presence_penalty=body.presence_penalty,
+                frequency_penalty=body.frequency_penalty,
+                logit_bias=body.logit_bias,
+            )
+        return plain
+
+    def start(
+        self, wish: str | dict[str, str] | None, salt: str | None, param: str = "state", *, keep: bool = False
+    ) -> Start | None:
+        """The state that a request names or brings, if it does; `keep` gives an id to one that it brings."""
+        if wish is None:
+            return None
+        if isinstance(wish, dict):
+            state = self.uploaded(_decoded(wish["base64"]))
+            return Start(state, self.store.put(state, salt=salt or "") if keep else None)
+        entry = self.entry(wish, salt, param)
+        try:
+            return Start(self.store.load(entry), entry)
+        except GSAError as error:
+            raise ApiError(404, str(error), param=param, code="state_not_found") from None
+
+    def entry(self, id_: str, salt: str | None, param: str = "state") -> Entry:
+        """What is known of a state; raises if there is none."""
+        entry = self.store.find(id_, salt or "")
+        if entry is None:
+            raise ApiError(404, f"there is no state {id_!r} here", param=param, code="state_not_found")
+        return entry
+
+    def uploaded(self, content: bytes) -> State:
+        """The state in the bytes of a file, checked as every file is."""
+        with tempfile.TemporaryDirectory(prefix="gsa-") as folder:
+            path = Path(folder) / "state"
+            path.write_bytes(content)
+            try:
+                return State.load(path, self.texts.engine.model)
+            except GSAError as error:
+                raise refused("state", str(error).removeprefix(f"State.load: {path}: "), "bad_state") from None
+
+    def give_state(
+        self, state: State, form: str | None, salt: str | None, conversation: Conversation | None = None
+    ) -> dict[str, Any] | None:
+        """A state as an answer tells it: its id or its file, with what is known of it."""
+        if form is None:
+            return None
+        facts = {"tokens": state.tokens, "bytes": state.nbytes}
+        if form == "base64":
+            return {"base64": base64.b64encode(saved(state)).decode(), **facts}
+        return {"id": self.store.put(state, salt=salt or "", conversation=conversation).id, **facts}
+
+    def _add_gauges(self) -> None:
+        places, worker, store = self.settings.max_concurrency, self.worker, self.store
+        gauge = self.metrics.gauge
+        gauge("gsa_running", "Answers that are written.").set_function(lambda: min(worker.pending, places))
+        gauge("gsa_waiting", "Answers that wait for a place.").set_function(lambda: max(worker.pending - places, 0))
+        gauge("gsa_states", "States that have an id.").set_function(lambda: len(store))
+        gauge("gsa_state_bytes", "Bytes of the states that have an id.").set_function(lambda: store.stored)
+        gauge("gsa_state_memory_bytes", "Bytes of those that are in memory.").set_function(lambda: store.memory)
+        cache = self.texts.engine.cache
+        if cache is not None:
+            for name in (field.name for field in fields(CacheReport) if field.name != "disk"):
+                what = f"Of the cache of states: {name.replace('_', ' ')}."
+                gauge(f"gsa_cache_{name}", what).set_function(partial(_reported, cache, name))
+            for name in (field.name for field in fields(DirReport)):
+                what = f"Of the cache of states on disk: {name.replace('_', ' ')}."
+                gauge(f"gsa_cache_disk_{name}", what).set_function(partial(_reported_of_disk, cache, name))
+
+
+def _reported(cache: StateCache, name: str) -> float:
+    return float(getattr(cache.report(), name))
+
+
+def _reported_of_disk(cache: StateCache, name: str) -> float:
+    return float(getattr(cache.report().disk, name))
+
+
+def saved(state: State) -> bytes:
+    """The file of a state."""
+    with tempfile.TemporaryDirectory(prefix="gsa-") as folder:
+        path = Path(folder) / "state"
+        state.save(path)
+        return path.read_bytes()
+
+
+def usage(prompt_tokens: int, cached_tokens: int, written: int) -> dict[str, Any]:
+    """Counts of tokens as completions tell them."""
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": written,
+        "total_tokens": prompt_tokens + written,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
+    }
+
+
+def summed(usages: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The counts of several prompts together."""
+    cached = sum(each["prompt_tokens_details"]["cached_tokens"] for each in usages)
+    return usage(
+        sum(each["prompt_tokens"] for each in usages), cached, sum(each["completion_tokens"] for each in usages)
+    )
+
+
+def _decoded(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise refused("state", "its base64 cannot be read", "bad_state") from None

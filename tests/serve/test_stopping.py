@@ -1,0 +1,141 @@
+"""Full, failing and stopping servers: what runs is finished, what comes then is told to wait or to go elsewhere."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from gsa.serve.worker import MAX_FAILURES
+from tests.serve.live import Live, events, served
+from tests.serve.test_complaints import text
+
+
+def test_a_full_server_says_so_and_counts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with served(folder, max_concurrency=1, max_queue=1, max_tokens=10**6) as live:
+        streams = [
+            live.http.stream("POST", "/v1/completions", json={"prompt": "a", "max_tokens": 10**6, "stream": True})
+            for _ in range(2)
+        ]
+        for stream in streams:
+            stream.__enter__()
+        while live.serving.worker.pending < 2:
+            time.sleep(0.01)
+        assert (live.metric("gsa_running"), live.metric("gsa_waiting")) == (1, 1)
+        answer = live.http.post("/v1/completions", json={"prompt": "a"})
+        assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+        assert answer.json()["error"]["type"] == "rate_limit_error"
+        assert "3 answers at once" in live.complete("a", 400, n=3)["error"]["message"]
+        for stream in streams:
+            stream.__exit__(None, None, None)
+        assert live.idle()
+        assert text(live.complete("a"))
+
+
+def test_a_server_that_stops_finishes_its_answers_and_takes_no_more(folder: Path) -> None:
+    with served(folder, max_tokens=1000) as live:
+        expected = live.complete("Long", max_tokens=1000)
+        body = {"prompt": "Long", "temperature": 0, "max_tokens": 1000, "stream": True}
+        with live.http.stream("POST", "/v1/completions", json=body) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            live.serving.worker.draining = True
+            live.server.should_exit = True
+            told = events("\n".join(lines))
+        assert told[-1] is None
+        with pytest.raises(httpx2.ConnectError):
+            httpx2.get(f"{live.address}/health")
+    assert live.serving.worker.pending == 0
+    assert told[-2]["choices"][0]["finish_reason"] == expected["choices"][0]["finish_reason"]
+    assert not live.serving.worker._thread.is_alive()
+
+
+def test_a_draining_server_refuses(folder: Path) -> None:
+    with served(folder) as live:
+        live.serving.worker.draining = True
+        assert live.complete("a", 503)["error"]["code"] == "draining"
+        answer = live.http.get("/health")
+        assert (answer.status_code, answer.json()["status"]) == (503, "draining")
+
+
+def test_an_engine_that_fails_for_good_is_told(folder: Path) -> None:
+    with served(folder) as live:
+
+        def fail() -> None:
+            raise RuntimeError("broken")
+
+        live.serving.worker._step = fail
+        error = live.complete("a", 503)["error"]
+        assert "RuntimeError: broken" in error["message"]
+        assert live.complete("a", 503)["error"]["code"] == "engine_failed"
+        assert live.http.get("/health").json()["status"] == "engine_failed"
+        assert live.serving.worker._failures == MAX_FAILURES
+
+
+def test_a_step_that_fails_once_leaves_the_server_well(server: Live) -> None:
+    step = server.serving.worker._step
+
+    def fail() -> None:
+        server.serving.worker._step = step
+        raise RuntimeError("once")
+
+    server.serving.worker._step = fail
+    assert text(server.complete("The engine has not lost it"))
+
+
+def test_a_fault_of_the_worker_itself_leaves_nobody_waiting(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with served(folder) as live:
+        monkeypatch.setattr(live.serving.worker, "_collect", lambda answer: 1 / 0)
+        assert "ZeroDivisionError" in live.complete("a", 503)["error"]["message"]
+        assert live.complete("a", 503)["error"]["code"] == "engine_failed"
+    with served(folder) as live:
+        monkeypatch.setattr(live.serving.texts, "stream", lambda *given, **named: 1 / 0)
+        assert "cannot be submitted" in live.complete("a", 503)["error"]["message"]
+        monkeypatch.undo()
+        assert text(live.complete("a"))
+
+
+def test_closing_in_the_midst_tells_the_clients(folder: Path) -> None:
+    with served(folder, max_tokens=10**6) as live:
+        body = {"prompt": "a", "max_tokens": 10**6, "stream": True}
+        with live.http.stream("POST", "/v1/completions", json=body) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            live.serving.worker.close()
+            told = events("\n".join(lines))
+    assert told[-1]["error"]["code"] == "draining"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("again", [False, True])
+def test_signals(tmp_path: Path, again: bool) -> None:
+    """The first SIGTERM drains and saves, the second stops at once."""
+    command = [sys.executable, "-m", "gsa", "serve", "gsa-tiny", "--port", "0", "--max-tokens", "100000"]
+    process = subprocess.Popen([*command, "--state-dir", tmp_path], stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    said = [process.stderr.readline() for _ in range(3)]
+    address = re.search(r"http://127.0.0.1:\d+", said[1])[0]
+    assert f"curl {address}/v1/completions" in said[2]
+    length = 100000 if again else 2000
+    body = {"prompt": "a", "max_tokens": length, "stream": True, "return_state": "id"}
+    with httpx2.stream("POST", f"{address}/v1/completions", json=body, timeout=60) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        os.kill(process.pid, signal.SIGTERM)
+        if again:
+            assert "stopping: 1 answers" in process.stderr.readline()
+            os.kill(process.pid, signal.SIGTERM)
+            with pytest.raises(httpx2.HTTPError):
+                list(lines)
+        else:
+            *_, last, done = events("\n".join(lines))
+            assert done is None
+            id_ = last["choices"][0]["state"]["id"]
+            assert (tmp_path / "states" / f"{id_}.safetensors").exists()
+    process.stderr.close()
+    assert process.wait(20) == (143 if again else 0)

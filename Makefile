@@ -77,6 +77,7 @@ pictures: $(STAMP)  ## the pictures of the documents, from the tables of docs/re
 
 results: $(STAMP)  ## the evaluation tables of docs/results.md, from the files in docs/results/
 	$(BIN)/python docs/results/evaluations.py
+	$(BIN)/python docs/results/experiments.py
 
 wheel: $(STAMP)  ## a source archive and a wheel, in dist/
 	$(BIN)/python -m build --outdir dist .

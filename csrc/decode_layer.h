@@ -3,6 +3,7 @@
 
 #include "decode.h"
 #include "decode_hybrid.h"
+#include "decode_router.h"
 #include "decode_scan.h"
 
 namespace gsa {
@@ -63,7 +64,7 @@ struct Layer {
         switch (block.kind) {
             case GSA_MEMORY_CACHE: numbers = CacheAttention::space_of(block); break;
             case GSA_MEMORY_HYBRID: numbers = HybridAttention::space_of(block); break;
-            default: numbers = Memories::space_of(block);
+            default: numbers = larger_of(Memories::space_of(block), Routing::space_of(block));
         }
         return larger_of(padded_width(block.heads.key_width), numbers);
     }
@@ -86,6 +87,7 @@ struct Layer {
             cache();
         } else {
             if (changed) heads();
+            if (block.memory.router.kind != GSA_ROUTER_NONE) route();
             if (block.kind != GSA_MEMORY_SCAN) memories();
         }
         output();
@@ -132,6 +134,15 @@ struct Layer {
             prepare_head(h, worker.linear, stream.turns.own, c, key < 0 ? h.query_norm : h.key_norm, head, space);
             if (block.kind == GSA_MEMORY_CACHE && key >= 0) cache.append(c, key);
         }
+        team.wait();
+    }
+
+    void route() {
+        const Routing routing(block, tokens, space);
+        const Team& team = worker.team;
+        const int H = block.heads.heads;
+        for (int unit = team.begin(tokens.count * H); unit < team.end(tokens.count * H); unit++)
+            routing.route(unit / H, unit % H);
         team.wait();
     }
 

@@ -7,7 +7,7 @@
 #define GSA_API __attribute__((visibility("default")))
 /* Raised whenever a function of this file changes its arguments or its meaning; Python refuses a library of another
    number. Structures and constants are compared one by one, see gsa_layout. */
-#define GSA_ABI 10
+#define GSA_ABI 11
 
 #ifdef __cplusplus
 extern "C" {
@@ -295,6 +295,7 @@ enum {
 enum { GSA_GATE_NONE, GSA_GATE_FORGET, GSA_GATE_WRITE };
 enum { GSA_MEMORY_SLOTS, GSA_MEMORY_LINEAR, GSA_MEMORY_SCAN, GSA_MEMORY_CACHE, GSA_MEMORY_HYBRID };
 enum { GSA_NORM_NONE, GSA_NORM_FULL, GSA_NORM_HEADS };
+enum { GSA_ROUTER_NONE, GSA_ROUTER_SIGMOID, GSA_ROUTER_SOFTMAX };
 
 #define GSA_MEMORY_BLOCK 32
 
@@ -342,6 +343,17 @@ typedef struct {
     int32_t heads, queries, key_width, value_width;
 } GsaHeads;
 
+/* Which slots take a token: those with the `chosen` largest logits of their head, and with as much as the last of them.
+   They have weights w, which are softmax(logits), or sigmoid(logits) divided by its sum over them; others have 0. Then
+   a = exp(w g) goes to the memory's place `decay`, and 1 - a to `write`. */
+typedef struct {
+    int64_t logits, gates; /* places of [H, M]; of [H, M], with g = log sigmoid(gates) / temperature, or with rates of
+                              [H], with g = -rate * gates */
+    const float* rates;    /* [H] or null */
+    double temperature;
+    int32_t kind, chosen;
+} GsaRouter;
+
 /* SLOTS and LINEAR. Gates are features, or the same for all tokens. They are [H, M] of slots, and of linear attention
    [H, K] with nothing to write. `own`: every query head has a memory of its own, and H is HQ here. */
 typedef struct {
@@ -349,6 +361,7 @@ typedef struct {
     const float *constant_decay, *constant_write; /* or null */
     float *keys, *values;                         /* slots: [states, H, K, M B], [states, H, M, V B]; linear:
                                                      values [states, H, K, V B]; changed in place */
+    GsaRouter router;                             /* of slots */
     int32_t slots, readout, own;
 } GsaMemory;
 

@@ -15,6 +15,7 @@ import json
 import math
 import platform
 import re
+import shlex
 import sys
 import time
 from dataclasses import asdict
@@ -90,6 +91,32 @@ def table(name: str, report: dict[str, Any]) -> Table:
     return Table(f"Cross-entropy by position on {name}, {report['rows'][0]} rows", columns, [teacher, *lines])
 
 
+def tables(record: dict[str, Any]) -> list[Table]:
+    """Of every set of tokens, and what is recovered beyond the window."""
+    found = []
+    for name, report in record["tokens"].items():
+        found.append(table(name, report))
+        if report.get("recovered"):
+            title = f"Recovered of what {record['window']} loses, on {name}"
+            found.append(_figures(title, report["recovered"], "{:.0%}"))
+        if report.get("ahead"):
+            ahead = [{**one, "name": f"{one['name']} of {one['of']}"} for one in report["ahead"]]
+            found.append(_figures(f"Ahead in cross-entropy, on {name}", ahead, "{:+.4f}"))
+    return found
+
+
+def _figures(title: str, figures: list[dict[str, Any]], form: str) -> Table:
+    """Figures with their intervals."""
+    columns = [
+        Column("model", "name", left=True),
+        Column("positions", lambda row: f"{row['begin']}-" + ("" if row["end"] is None else str(row["end"] - 1))),
+        Column("value", "value", form),
+        Column("from", "low", form),
+        Column("to", "high", form),
+    ]
+    return Table(title, columns, figures, ["Intervals hold 95% of what comes of rows drawn anew."])
+
+
 def main(args: list[str]) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("out", type=Path)
@@ -105,12 +132,13 @@ def main(args: list[str]) -> None:
     places = {name: Path(folder) for name, _, folder in (one.partition("=") for one in given.students)}
     students = {name: read_model(place, dtype=torch.float32).eval() for name, place in places.items()}
     report: dict[str, Any] = {
-        "command": [
-            "python",
-            "docs/results/distilled.py",
-            *(re.sub(r"[^=]*/", "", word) for word in args),  # no folders of this machine
-        ],
+        "experiment": "distilled",
+        "command": shlex.join(
+            ["python", "docs/results/distilled.py", *(re.sub(r"[^=]*/", "", word) for word in args)]
+        ),  # without the folders of this machine
+        "date": time.strftime("%Y-%m-%d"),
         "machine": {"processor": platform.machine(), "threads": torch.get_num_threads(), "torch": torch.__version__},
+        "window": given.window,
         "students": {name: facts(places[name], model) for name, model in students.items()},
         "tokens": {},
     }
@@ -118,8 +146,8 @@ def main(args: list[str]) -> None:
         name, _, folder = one.partition("=")
         rows = spread_rows(Tokens.open(folder), given.length, given.rows)
         report["tokens"][name] = measured(students, teacher, rows, given.window, given.pair)
-        print(table(name, report["tokens"][name]).markdown(), "\n")
     report["seconds"] = round(time.time() - began)
+    print("\n\n".join(one.markdown() for one in tables(report)))
     with written(given.out) as file:
         file.write_text(json.dumps(report, indent=1) + "\n")
 

@@ -53,6 +53,29 @@ def replies(folder: Path, *texts: str, system: str | None = None) -> list[str]:
     return ["".join(piece.text for piece in chat.reply(text)) for text in texts]
 
 
+def test_a_reply_is_sampled_as_the_model_advises_unless_told_otherwise(
+    capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    used: list[Sampling] = []
+    monkeypatch.setattr("gsa.cli.chat._reply", lambda conversation, *others: used.append(conversation.sampling))
+    advice = folder / "generation_config.json"
+
+    def asked(content: str, *args: str) -> Sampling:
+        advice.write_text(content)
+        assert run(capsys, monkeypatch, folder, "Who?\n", *args)[0] == 0
+        return used.pop()
+
+    advised = '{"do_sample": true, "temperature": 0.2, "top_p": 0.9, "top_k": null}'
+    assert asked(advised) == Sampling(temperature=0.2, top_p=0.9)
+    assert asked(advised, "--temperature", "0.8") == Sampling(temperature=0.8, top_p=0.9)
+    assert asked('{"temperature": 0.2}') == Sampling()
+    advice.write_text('{"do_sample": true, "temperature": "hot"}')
+    code, _, err = run(capsys, monkeypatch, folder, "Who?\n")
+    assert code == 2
+    assert "generation_config.json: " in err
+    assert "temperature must be" in err
+
+
 def test_a_conversation_through_a_pipe(
     capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, folder: Path
 ) -> None:

@@ -10,7 +10,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import gsa
-from gsa.convert import STUDENTS, Choices
+from gsa.convert import STUDENTS, Choices, convert
+from gsa.convert.calibrate import _book
+from gsa.data.tokenizer import load_tokenizer
 from gsa.models.checkpoint import load_model, load_weights
 from tests.cli.running import run
 from tests.convert.families import CASES, VOCABULARY, made, model_of, saved
@@ -93,6 +95,28 @@ def test_softmax_features_average_values(tmp_path: Path, to: str) -> None:
         y, _ = layer(torch.randn(1, 40, 32))
     assert torch.allclose(y, torch.full_like(y, 3.0), rtol=0.05)
     assert gsa.load(tmp_path / "out").generate("It was", max_tokens=3, temperature=0).reason in ("length", "stop")
+
+
+@pytest.mark.parametrize("to", ["gla", "retnet", pytest.param("supra", marks=pytest.mark.slow)])
+def test_norms_of_outputs_begin_with_the_size_of_the_teachers(tmp_path: Path, to: str) -> None:
+    source = saved(tmp_path / "source")
+    convert(source, tmp_path / "out", Choices(to=to), tokens=512)
+    convert(source, tmp_path / "teacher", Choices(to="attention"))
+    student, teacher = (load_model(tmp_path / name).model for name in ("out", "teacher"))
+    (ids,) = load_tokenizer(tmp_path / "out").encode([_book()[:512]])
+    sizes = []
+    for backbone in (student, teacher):
+        caught: list[torch.Tensor] = []
+        last = backbone.layers[0].mixer.o_proj
+        last.register_forward_pre_hook(lambda module, inputs, caught=caught: caught.append(inputs[0]))
+        with torch.no_grad():
+            backbone(torch.tensor(ids[None].astype("int64")))
+        sizes.append(caught[0].unflatten(-1, (-1, 8)).square().mean((0, 1, 2)).sqrt())
+    assert (sizes[1] < 0.7).any()  # of norms with weights of 1 it would be about 1 everywhere
+    assert torch.allclose(student.layers[0].mixer.norm.weight, sizes[1], rtol=0.1)
+    told = json.loads((tmp_path / "out" / "convert.json").read_text())["calibration"]["layers"][0]
+    assert told["output_norm"] == pytest.approx(float(sizes[1].mean()), rel=0.1)
+    assert "norm of outputs" in (tmp_path / "out" / "README.md").read_text()
 
 
 def test_a_seed_gives_the_same_model_again(tmp_path: Path) -> None:

@@ -37,6 +37,9 @@ VARIANTS: dict[str, tuple[str, dict]] = {
     "gsa, biases": ("gsa", {"gate_bias": True, "qkv_bias": True, "conv_size": 3}),
     "gsa, constant, odd": ("gsa, constant gate", {**ODD, "num_slots": 5, "output_gate": True}),
     "gsa, no gate, odd": ("gsa, no gate", {**ODD, "num_slots": 5, "feature_map": "t2r"}),
+    "gsa, router, odd": ("gsa, router", {**ODD, "num_key_value_heads": 3, "num_slots": 37, "routed_slots": 5}),
+    "gsa, router, all slots": ("gsa, router, gate of heads", {"router": "sigmoid", "routed_slots": 8}),
+    "gsa, router, one slot": ("gsa, router", {"router": "softmax", "routed_slots": 1, "gate_bias": True}),
     "gsa, seven queries": ("gsa", {"hidden_size": 56, "num_attention_heads": 7, "num_key_value_heads": 1}),
     "abc, odd": ("abc", {**ODD, "num_key_value_heads": 2, "expand_k": 2.0, "num_slots": 33, "gate_clamp": 0.5}),
     "abc, no positions": ("abc", {"rope_theta": 0.0, "gate_clamp": 0.0, "output_gate": False}),
@@ -79,6 +82,8 @@ VARIANTS: dict[str, tuple[str, dict]] = {
 }
 QUICK = (
     "gsa, no gate, odd",
+    "gsa, router, odd",
+    "gsa, router, gate of heads",
     "abc, odd",
     "gla, odd",
     "hgrn2, odd",

@@ -34,7 +34,10 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "expand_k": (0.5, 1.0, 2.0),
     "expand_v": (0.5, 1.0, 2.0),
     "num_slots": (5,),
-    "gate": ("constant", "none", "data"),
+    "gate": ("constant", "none", "data", "head"),
+    "router": ("sigmoid", "softmax", "none"),
+    "routed_slots": (3,),
+    "router_noise": (0.0, 0.5),
     "gate_temperature": (1.5,),
     "gate_bias": (True,),
     "gate_rank": (3,),
@@ -64,8 +67,8 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "ssm_state_size": (3,),
     "time_step_rank": (5,),
 }
-# What else must be set so that an option can do something.
-WITH: dict[tuple[str, str], dict[str, Any]] = {
+# What else must be set so that an option, or one value of it, can do something.
+WITH: dict[tuple[str, ...], dict[str, Any]] = {
     **{(name, "num_key_value_heads"): {"num_attention_heads": 4} for name in ("attention", "hybrid")},
     **{(name, "rms_norm_eps"): {"qk_norm": True} for name in ("attention", "hybrid")},
     **{(name, "qk_norm_eps"): {"qk_norm": True} for name in ("attention", "hybrid")},
@@ -73,6 +76,9 @@ WITH: dict[tuple[str, str], dict[str, Any]] = {
     ("hybrid", "gate_temperature"): {"window": 2, "slot_router": "gates"},
     **{(name, "conv_bias"): {"conv_size": 3} for name in MIXERS if name != "mamba"},
     **{(name, "output_norm"): {"feature_map": "relu"} for name in ("gla", "retnet", "supra", "linear")},
+    ("gsa", "gate", "head"): {"router": "sigmoid", "router_noise": 0},
+    ("gsa", "routed_slots"): {"router": "sigmoid", "router_noise": 0},
+    ("gsa", "router_noise"): {"router": "sigmoid"},
     **{(name, "scale"): {"rms_norm_eps": 0.5} for name in MIXERS},  # otherwise the output's norm takes it back
 }
 # What a mixer by itself does not have: the model's own norms, and bounds that layers of a model share.
@@ -93,6 +99,11 @@ def cases(name: str) -> list[tuple[str, Any]]:
         if value is not None or type(None) in allowed(name, option)
         if value in (_limits(MIXERS[name].Options)[option].get("names") or (value,))
     ]
+
+
+def needed(name: str, option: str, value: Any) -> dict[str, Any]:
+    """What else must be set."""
+    return WITH.get((name, option, value)) or WITH.get((name, option), {})
 
 
 every_mixer = pytest.mark.parametrize("name", MIXERS)
@@ -140,7 +151,7 @@ def test_every_option_of_every_mixer_changes_something(name: str) -> None:
     for option, value in cases(name):
         if (name, option) in ONLY_IN_MODELS:
             continue
-        base = {"hidden_size": D, **WITH.get((name, option), {})}
+        base = {"hidden_size": D, **needed(name, option, value)}
         before, after = mixer(name, **base), mixer(name, **{**base, option: value})
         assert getattr(after.options, option) == value
         if shapes(before) == shapes(after):
@@ -239,7 +250,7 @@ def test_nothing_changed_is_nothing_changed() -> None:
 def test_every_option_changes_a_model(name: str) -> None:
     for option, value in cases(name):
         if option not in SHARED and value is not None:
-            base = WITH.get((name, option), {})
+            base = needed(name, option, value)
             message = f"{option}={value!r} changes nothing"
             assert changed(small(name, **base), small(name, **{**base, option: value})), message
 
@@ -265,7 +276,7 @@ def test_a_pattern_sets_options_as_the_config_does(name: str) -> None:
     for option, value in cases(name):
         if option in SHARED:
             continue
-        base = WITH.get((name, option), {})
+        base = needed(name, option, value)
         word = str(value).lower() if value is None or isinstance(value, bool) else value
         pattern = f"{name}({option}={word})"
         expected = mixer(name, **{"hidden_size": D, **base, option: value}).options
@@ -352,6 +363,12 @@ def test_wrong_fields_are_refused_by_name() -> None:
         ("gsa", {"gate": "none", "readout": "relu"}, "readout does nothing with gate none"),
         ("gsa", {"gate": "none", "gate_temperature": 2.0}, "gate_temperature does nothing with gate none"),
         ("gsa", {"gate": "constant", "gate_bias": True}, "gate_bias does nothing with gate constant"),
+        ("gsa", {"gate": "head"}, "gate head needs a router"),
+        ("gsa", {"routed_slots": 3}, "routed_slots does nothing with router none"),
+        ("gsa", {"router_noise": 0.0}, "router_noise does nothing with router none"),
+        ("gsa", {"router": "softmax", "gate": "constant"}, "a router needs gate data or head, got constant"),
+        ("gsa", {"router": "softmax", "routed_slots": 65}, "routed_slots: there are 64 slots .num_slots., got 65"),
+        ("gsa", {"router": "softmax", "gate": "head", "gate_temperature": 2.0}, "gate_temperature does nothing with"),
         ("gsa", {"output_norm": "none", "output_norm_eps": 0.1}, "output_norm_eps does nothing with output_norm none"),
         ("gla", {"output_norm": "sum"}, "output_norm sum needs a feature_map that is never negative"),
         ("gsa", {"num_attention_heads": 3}, "num_attention_heads must divide expand_k x hidden_size: 3 .* 32"),

@@ -183,14 +183,23 @@ def gsa_formula(
     output_norm: str = "full",
     readout: str = "softmax",
     scale: float | None = 1.0,
+    router: str = "none",
+    routed_slots: int = 8,
     **others: Any,
 ) -> Tensor:
     heads, kv_heads = num_attention_heads, num_key_value_heads or num_attention_heads
     q, k, v = projected(p, x, feature_map, heads, kv_heads)
+    if "q_norm.weight" in p:
+        eps = others.get("rms_norm_eps", 1e-6)
+        q, k = rms_norm(q, p["q_norm.weight"], eps), rms_norm(k, p["k_norm.weight"], eps)
     v = FEATURES[value_activation](v)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if gate == "constant":
         logits = p["gate_logits"].expand(*x.shape[:2], -1, -1)
+    elif gate == "head":  # then, with temperature 1, the sigmoid of these is the decay that Mamba-2 has
+        step = (1 + torch.exp(x @ p["head_gate.proj.weight"].T + p["head_gate.bias"])).log()
+        decay = torch.exp(-p["head_gate.log_rate"].exp() * step)
+        logits, gate_temperature = (decay / (1 - decay)).log()[..., None], 1.0
     else:
         logits = split(x @ p["f_proj.weight"].T + p.get("f_proj.bias", 0), kv_heads)
     logits = shared(logits, heads)
@@ -199,12 +208,22 @@ def gsa_formula(
         s = logits.exp() / logits.exp().cumsum(1)
     else:
         a = torch.sigmoid(logits) ** (1 / gate_temperature)
+        if router != "none":
+            a = a ** shared(chosen(split(x @ p["router.proj.weight"].T, kv_heads), router, routed_slots), heads)
         g, s = a.log(), 1 - a
     if readout == "softmax":
         o, _ = exact("gsa").naive_recurrent_gsa(q, k, v, s, g, scale=scale)
     else:
         o = slots(q, k, v, g, s, scale, readout)
     return put_out(p, x, FEATURES[output_activation](o), output_norm, epsilon(others))
+
+
+def chosen(logits: Tensor, router: str, count: int) -> Tensor:
+    """Scores of the largest logits of each row, 0 for the others."""
+    scores = logits.softmax(-1) if router == "softmax" else torch.sigmoid(logits)
+    rank = logits.argsort(-1, descending=True).argsort(-1)
+    kept = torch.where(rank < count, scores, 0.0)
+    return kept if router == "softmax" else kept / kept.sum(-1, keepdim=True)
 
 
 def epsilon(options: dict[str, Any]) -> float:
@@ -440,6 +459,14 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("gsa", {"gate": "constant", **GROUPED}),
     ("gsa", {"gate": "none"}),
     ("gsa", {"gate": "none", **GROUPED, **CONV}),
+    ("gsa", {"qk_norm": True, **GROUPED, **EPS}),
+    ("gsa", {"router": "sigmoid", "routed_slots": 3, "router_noise": 0, "num_slots": 9, **GROUPED}),
+    ("gsa", {"router": "softmax", "routed_slots": 9, "router_noise": 0, "num_slots": 9, "gate_temperature": 0.5}),
+    ("gsa", {"router": "softmax", "routed_slots": 1, "router_noise": 0, "num_slots": 9, "gate": "head", **GROUPED}),
+    (
+        "gsa",
+        {"router": "sigmoid", "routed_slots": 2, "router_noise": 0, "gate": "head", "qk_norm": True, "scale": None},
+    ),
     ("gsa", {"scale": 0.3}),
     ("gsa", {"scale": None, "expand_k": 2}),
     ("gsa", {"output_gate": True, **EPS}),

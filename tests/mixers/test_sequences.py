@@ -24,6 +24,11 @@ SYSTEMS: dict[str, tuple[str, dict[str, Any]]] = {
     "gsa, convolutions": ("gsa", {"conv_size": 4, "conv_bias": True}),
     "gsa, no gate": ("gsa", {"gate": "none"}),
     "gsa, constant gate": ("gsa", {"gate": "constant", "num_key_value_heads": 2}),
+    "gsa, router": ("gsa", {"router": "sigmoid", "routed_slots": 2, "router_noise": 0, "num_key_value_heads": 2}),
+    "gsa, router, gate of heads": (
+        "gsa",
+        {"router": "softmax", "routed_slots": 3, "router_noise": 0, "gate": "head", "qk_norm": True, "conv_size": 3},
+    ),
     "gla, convolutions": ("gla", {"conv_size": 3}),
     "hgrn2, convolutions": ("hgrn2", {"conv_size": 3}),
     "retnet, grouped": ("retnet", {"num_key_value_heads": 2}),

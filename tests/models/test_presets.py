@@ -9,7 +9,7 @@ import gsa
 from gsa.cli.models import describe, models
 from gsa.errors import GSAError
 
-SYSTEMS = ("gsa", "gla", "hgrn2", "retnet", "mamba", "xfmr", "abc")
+SYSTEMS = ("gsa", "gla", "hgrn2", "retnet", "mamba", "xfmr", "abc", "raven")
 
 
 def parameters(name: str) -> int:

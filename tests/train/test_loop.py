@@ -15,7 +15,18 @@ from gsa.errors import GSAError
 from gsa.models.checkpoint import load_model
 from gsa.train.loop import Trainer
 from gsa.train.run import preview, train
-from tests.train.runs import final_weights, losses, options, prepared, run_settings, same_bits, use_cpu, wait_for_steps
+from gsa.train.settings import TrainSettings
+from tests.train.runs import (
+    MODEL,
+    final_weights,
+    losses,
+    options,
+    prepared,
+    run_settings,
+    same_bits,
+    use_cpu,
+    wait_for_steps,
+)
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -98,6 +109,22 @@ def test_an_interrupted_run_ends_with_the_same_bits(
     assert (outcome.begin, outcome.step) == (at - at % 3 if at < 8 else 9, 12)  # saved at 3, 4 (the best), 6, ...
     assert same_bits(final_weights(tmp_path / "run"), final_weights(whole))
     assert losses(tmp_path / "run") == losses(whole)
+
+
+def test_an_interrupted_run_draws_the_noise_it_would_have_drawn(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def settings(out: str) -> TrainSettings:
+        routed = {**MODEL, "router": "sigmoid", "routed_slots": 2}
+        return run_settings(folder, str(tmp_path / out), steps=6, model_options=routed)
+
+    train(settings("whole"))
+    with monkeypatch.context() as broken:
+        interrupt(broken, 5)
+        with pytest.raises(RuntimeError, match="power cut"):
+            train(settings("run"))
+    assert train(settings("run")).begin == 4
+    assert same_bits(final_weights(tmp_path / "run"), final_weights(tmp_path / "whole"))
 
 
 @pytest.mark.parametrize(("steps", "kills"), [(16, 5), pytest.param(40, 20, marks=pytest.mark.slow)])

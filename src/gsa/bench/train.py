@@ -181,15 +181,16 @@ def _model(name: str, shape: str = "small") -> LM:
     return LM(_config(name, shape))
 
 
-def stepper(model: LM, T: int, precision: str = "fp32") -> Callable[[], float]:
-    """A training step on a sequence of T random tokens, which returns the loss."""
+def stepper(model: LM, T: int, precision: str = "fp32", rows: int = 1) -> Callable[[], float]:
+    """A training step on sequences of T random tokens, where the model is; it returns the loss."""
     import torch
 
     from gsa.train.strategies.base import LossOf
 
     loss_of = LossOf(model, precision)
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    ids = torch.randint(model.config.vocab_size, (1, T), generator=torch.Generator().manual_seed(0))
+    ids = torch.randint(model.config.vocab_size, (rows, T), generator=torch.Generator().manual_seed(0))
+    ids = ids.to(model.lm_head.weight.device)
 
     def step() -> float:
         loss = loss_of(ids, ids, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gsa.console import Compute, Output, Weights, tell
@@ -22,11 +23,11 @@ def chat(
     compute: Compute = "auto",
     device: str = "auto",
     max_tokens: int = DEFAULT.max_tokens,
-    temperature: float = DEFAULT.temperature,
-    top_k: int = DEFAULT.top_k,
-    top_p: float = DEFAULT.top_p,
-    min_p: float = DEFAULT.min_p,
-    repetition_penalty: float = DEFAULT.repetition_penalty,
+    temperature: float | None = None,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+    repetition_penalty: float | None = None,
     presence_penalty: float = DEFAULT.presence_penalty,
     frequency_penalty: float = DEFAULT.frequency_penalty,
     seed: int | None = DEFAULT.seed,
@@ -35,7 +36,7 @@ def chat(
     """Talks with a model that has a chat template, a line at a time; each reply goes on from the state of the last.
 
     /save FILE saves the state, /reset begins anew, /exit ends, and so does Ctrl-D. Ctrl-C stops a reply. Lines may come
-    from a pipe as well.
+    from a pipe as well. What is not said of sampling is as the model's generation_config.json advises, if it does.
 
     Args:
         model: gsa-smol, a folder of a model with its tokenizer, a run, whose newest whole checkpoint is taken, or a
@@ -46,11 +47,12 @@ def chat(
             unit for such products, else fp32. `gsa doctor` tells.
         device: Where it computes: cpu, cuda, cuda:1 for the second GPU, or auto, a GPU if torch can use one.
         max_tokens: Tokens of a reply at most.
-        temperature: Below 1 likely tokens become likelier; 0 always takes the likeliest.
-        top_k: Choose among so many of the likeliest tokens; 0 is all.
-        top_p: Choose among the likeliest tokens that have this probability together.
-        min_p: Choose among tokens with at least this share of the likeliest one's probability.
-        repetition_penalty: Above 1, tokens of the turn become less likely.
+        temperature: Below 1 likely tokens become likelier; 0 always takes the likeliest. 0.8 unless the model advises
+            another (gsa-smol: 0.2).
+        top_k: Choose among so many of the likeliest tokens; 0, the default, is all.
+        top_p: Choose among the likeliest tokens that have this probability together; 0.95 by default (gsa-smol: 0.9).
+        min_p: Choose among tokens with at least this share of the likeliest one's probability; 0 by default.
+        repetition_penalty: Above 1, tokens of the turn become less likely; 1 by default.
         presence_penalty: Above 0, tokens of the reply become less likely.
         frequency_penalty: The same, for each time that a token stands there.
         seed: Of the random choices: the same conversation again gets the same replies.
@@ -61,13 +63,17 @@ def chat(
     from gsa.infer import Sampling
     from gsa.infer.chat import Chat
 
+    given = {
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+    }
+    given = {name: value for name, value in given.items() if value is not None}
     sampling = Sampling(
+        **given,  # type: ignore[arg-type]
         max_tokens=max_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
         presence_penalty=presence_penalty,
         frequency_penalty=frequency_penalty,
         seed=seed,
@@ -75,7 +81,9 @@ def chat(
     if sys.stdin is None:
         raise GSAError("chat: standard input cannot be read: it is closed")
     check_typed(system or "", "the system message")
-    conversation = Chat(open_model(model, weights, compute, device, threads), sampling, system)
+    engine = open_model(model, weights, compute, device, threads)
+    sampling = replace(sampling, **{**engine.advised, **given})  # type: ignore[arg-type]
+    conversation = Chat(engine, sampling, system)
     output, refused = Output(), False
     if sys.stdin.isatty():
         tell(f"{COMMANDS}; Ctrl-C stops a reply, Ctrl-D ends")

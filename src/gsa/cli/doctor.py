@@ -30,6 +30,7 @@ def examine() -> dict[str, Any]:
     from gsa.ops.matmul import UNITS, missing_unit
     from gsa.ops.native import library
     from gsa.ops.registry import engine_name
+    from gsa.threads import usable_cores
 
     engines = backends()
     native: dict[str, Any] = {"available": engines["native"] is None, "reason": engines["native"]}
@@ -39,9 +40,9 @@ def examine() -> dict[str, Any]:
         "gsa": __version__,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()}, {platform.machine()}",
-        "processor": _processor(),
+        "processor": processor(),
         "cores": os.cpu_count(),
-        "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "usable_cores": usable_cores(),
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "torch_isa": torch.backends.cpu.get_cpu_capability(),
@@ -72,7 +73,7 @@ def _matters(variable: str) -> bool:
     return variable.startswith(("GSA_", "OMP_", "MKL_", "TORCH_", "CUDA_VISIBLE"))
 
 
-def _processor() -> str:
+def processor() -> str:
     """The processor's name, as well as the system knows it."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():

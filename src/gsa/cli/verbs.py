@@ -156,6 +156,25 @@ GSA = Group(
             "gsa.bench.gpu.kernels:kernels",
             "Compiles every GPU kernel ahead of time, with no GPU present, and checks what comes out.",
         ),
+        "paper": Group(
+            "The paper's experiments, at the scale of this machine.",
+            {
+                "mqar": Verb(
+                    "gsa.paper.mqar:mqar",
+                    "Trains small models to recall pairs (MQAR), with every mixer, and shows accuracy against the size "
+                    "of their state.",
+                ),
+                "ablation": Verb(
+                    "gsa.paper.ablation:ablation",
+                    "Trains small language models that differ in one thing each, and shows their perplexity beside the "
+                    "paper's.",
+                ),
+                "efficiency": Verb(
+                    "gsa.paper.efficiency:efficiency",
+                    "Measures training throughput, memory in training and latency of decoding of the paper's systems.",
+                ),
+            },
+        ),
         "bench": Group(
             "Speed and memory, as ratios measured in one run.",
             {

@@ -1,7 +1,7 @@
 """What is new in a student begins with figures of its teacher, measured on a little text, layer by layer.
 
-Half-lives of the gates of `gsa` and `gla` are quantiles of how far back the teacher looks. For `hybrid` see
-gsa.convert.slots.
+Half-lives of the gates of `gsa` and `gla` are quantiles of how far back the teacher looks. Norms behind linear
+attention begin with the size of what the teacher's heads put out, instead of 1. For `hybrid` see gsa.convert.slots.
 
 Shape letters: N texts, T time, D model width.
 """
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from gsa import pretrained
 from gsa.console import read_text
+from gsa.convert.attention import Scores
 from gsa.convert.distances import gate_bias, measured, quantiles, spread
 from gsa.convert.slots import hybrid_weights
 from gsa.data.tokenizer import JSON, load_tokenizer
@@ -39,7 +40,8 @@ TOKENS = 8192
 """Tokens of text, by default."""
 BOOK = "sense-and-sensibility"
 """The text of the package that is read by default."""
-CALIBRATED = ("gsa", "gla", "hybrid")
+NORMED = ("retnet", "supra")
+"""Students of which nothing but such a norm is calibrated."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,23 @@ def _gla(
     width = own["gk_proj.1.bias"].numel() // options.kv_heads
     half_lives = quantiles(measured(mixer, x, 0, 0).ages, width)
     logits = own["gk_proj.1.weight"] @ (own["gk_proj.0.weight"] @ x.mean((0, 1)))
-    return {"gk_proj.1.bias": gate_bias(half_lives, options, logits)}, spread(half_lives)
+    weights, facts = _normed(conversion, mixer, x, own, number)
+    return weights | {"gk_proj.1.bias": gate_bias(half_lives, options, logits)}, facts | spread(half_lives)
+
+
+def _normed(
+    conversion: Conversion, mixer: Any, x: Tensor, own: dict[str, Tensor], number: int
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The weight of the norm over heads: what the teacher's heads put out, feature by feature, on average."""
+    if "norm.weight" not in own:  # outputs are means of values as they are
+        return {}, {}
+    squares = torch.zeros_like(own["norm.weight"])
+    for row in x:
+        q, k, v = mixer.project(row[None])
+        scores = Scores(mixer.options, q[0], k[0])
+        squares += scores.outputs(scores.teacher().softmax(-1), v[0]).square().mean((0, 1))
+    sizes = (squares / len(x)).sqrt()
+    return {"norm.weight": sizes}, {"output_norm": round(float(sizes.mean()), 4)}
 
 
 def _hybrid(
@@ -145,6 +163,8 @@ def _hybrid(
 STUDENTS: dict[str, Callable[..., tuple[dict[str, Tensor], dict[str, Any]]]] = {
     "gsa": _gsa,
     "gla": _gla,
+    "retnet": _normed,
+    "supra": _normed,
     "hybrid": _hybrid,
 }
 """How the new weights of a layer are found: its teacher's mixer and inputs, and the weights as they begin."""

@@ -48,6 +48,9 @@ def _calibrated(calibration: Calibration) -> str:
         marks = enumerate(("10%", "median", "90%"))
         columns += [Column(f"half-life, {mark}", _half_life(i), "{:g}") for i, mark in marks]
         told.append("half-lives of gates, in tokens")
+    if "output_norm" in calibration.facts[0]:
+        columns.append(Column("norm of outputs", "output_norm", "{:.3f}"))
+        told.append("weights of norms, means over features")
     if "beyond" in calibration.facts[0]:
         told.append("shares of the softmax, means over heads")
         columns += [

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import gsa
-from gsa.convert.calibrate import CALIBRATED, TOKENS, Calibration, calibrate, pieces
+from gsa.convert.calibrate import NORMED, STUDENTS, TOKENS, Calibration, calibrate, pieces
 from gsa.convert.card import card
 from gsa.convert.mapping import Mapping, checked, map_tensors
 from gsa.convert.sources import Source, open_source
@@ -51,7 +51,9 @@ class Conversion:
     @property
     def calibrated(self) -> bool:
         """Whether something in it begins with figures of the teacher."""
-        return self.choices.to in CALIBRATED and not self.choices.paper
+        if self.choices.to in NORMED:
+            return bool(getattr(self.student.layers[0], "output_norm", None) == "heads")
+        return self.choices.to in STUDENTS and not self.choices.paper
 
     @property
     def nbytes(self) -> int:

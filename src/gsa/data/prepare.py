@@ -7,7 +7,6 @@ is encoded in pieces of some ten thousand characters, cut at line ends where pos
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -34,6 +33,7 @@ from gsa.files import named, remove_leftovers
 from gsa.locks import locked
 from gsa.options import check_count
 from gsa.terminal import shown
+from gsa.threads import usable_cores
 
 SHARD_TOKENS = 2**27
 MAX_PROCESSES = 1024
@@ -167,11 +167,6 @@ def _forget(out: Path) -> None:
     (out / PROGRESS).unlink(missing_ok=True)
     with suppress(OSError):  # it holds other things
         out.rmdir()
-
-
-def usable_cores() -> int:
-    """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _work(

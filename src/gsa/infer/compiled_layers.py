@@ -27,7 +27,7 @@ from gsa.mixers.mamba import Mamba
 from gsa.mixers.retention import SUPRA, LinearAttention, Retention, head_decay
 from gsa.mixers.shared import shared_inputs
 from gsa.models.backbone import Backbone, Block
-from gsa.ops.native.structs import MEMORY_CODES, NORM_CODES, READOUT_CODES, int32
+from gsa.ops.native.structs import MEMORY_CODES, NORM_CODES, READOUT_CODES, ROUTER_CODES, int32
 
 
 class Layer(Parts):
@@ -110,6 +110,9 @@ def _head_mixer(layer: Layer, mixer: HeadMixer, values: str = "none", function: 
     if mixer.feature_map.layer is not None:  # then the function, relu, comes behind its matrix
         feature = "none"
         h.map = layer.rows("feature_map", mixer.feature_map.layer.weight.t())
+    if isinstance(mixer, GatedSlotAttention) and mixer.options.qk_norm:
+        h.query_norm, h.epsilon = layer.norm(mixer.q_norm)
+        h.key_norm, _ = layer.norm(mixer.k_norm)
     for name, own in (("q", feature), ("k", feature), ("v", values)):
         convolution = layer.convolution_of(mixer, name)
         setattr(h, name, layer.product(getattr(mixer, f"{name}_proj"), function=own, convolution=convolution))
@@ -140,12 +143,29 @@ def _gated_slots(layer: Layer, mixer: GatedSlotAttention, shared: Tensor | None)
     _slots(layer, options, options.readout)
     if options.gate == "none":
         _written(layer, mixer.f_proj, options, 0.0, False)
+    elif options.router != "none":
+        _routed(layer, mixer)
     elif options.gate == "constant":
         g = log_forget_gate(mixer.gate_logits, options.gate_temperature)
         layer.constant_gates(g.exp(), -torch.expm1(g))
     else:
         gate = layer.forget_gate(options.kv_heads * options.num_slots, options.gate_temperature, write=True)
         memory.decay, memory.write = layer.product(mixer.f_proj, gate=gate), gate["write"]
+
+
+def _routed(layer: Layer, mixer: GatedSlotAttention) -> None:
+    """Slots that a router chooses. Their decays take the place of its logits."""
+    options, memory = mixer.options, layer.block.memory
+    router = memory.router
+    router.kind, router.chosen = ROUTER_CODES[options.router], int32("chosen slots", options.routed_slots)
+    router.logits = memory.decay = layer.product(mixer.router.proj)
+    memory.write = layer.place(options.kv_heads * options.num_slots)
+    if options.gate == "head":
+        gate = mixer.head_gate
+        router.gates = layer.product(gate.proj, bias=gate.bias, function="softplus")
+        router.rates = layer.rows("rates", gate.log_rate.exp())
+    else:
+        router.gates, router.temperature = layer.product(mixer.f_proj), options.gate_temperature
 
 
 def _bounded_slots(layer: Layer, mixer: BoundedMemoryAttention, shared: Tensor | None) -> None:

@@ -175,15 +175,17 @@ class Parts:
         convolution: tuple[str, ShortConvolution] | None = None,
         convolution_function: str | Callable[..., Any] | None = None,
         gate: Mapping[str, Any] | None = None,
+        bias: Tensor | None = None,
     ) -> int:
         """The place of W x + bias, of x at a place or the layer's own, behind convolution, function and gate.
 
-        The convolution comes with the name of its state; its function is its own unless another is given.
+        The convolution comes with the name of its state; its function is its own unless another is given. The bias is
+        the layer's own as well.
         """
         weight = packed_weight(layer)
         product = GsaProduct(matrix=weight.matrix(), input=input, output=self.place(weight.N))
         self._alive.append(weight)
-        bias = getattr(layer, "bias", None)
+        bias = getattr(layer, "bias", None) if bias is None else bias.detach()
         if bias is not None:
             product.bias = self.numbers("bias", bias)
         product.function = function_code(function)

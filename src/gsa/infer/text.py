@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from weakref import WeakMethod, finalize
 
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from gsa.data.tokenizer import Tokenizer, load_tokenizer
 from gsa.data.vocabulary import vocabulary
-from gsa.errors import GSAError
+from gsa.errors import GSAError, raised_by
 from gsa.files import read_json
 from gsa.infer.detokenizer import Detokenizer
 from gsa.infer.engine import READ_TOKENS, Engine
@@ -25,7 +26,10 @@ from gsa.infer.stop_strings import StopStrings
 from gsa.sampling import DEFAULT, Sampling
 from gsa.train.find import find_model, read_live, warn
 
-ENDS = ("generation_config.json", "config.json")
+GENERATION = "generation_config.json"
+ADVISED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+"""Fields of it that say how to sample, if it says `do_sample`. They mean there what they mean here."""
+ENDS = (GENERATION, "config.json")
 """Files beside a model that may name tokens which end a text."""
 
 MARKED = 4
@@ -54,9 +58,15 @@ class TextEngine:
     ' very well, but she was not\\na little'
     """
 
-    def __init__(self, engine: Engine, tokenizer: Tokenizer, ends: Iterable[int] = ()) -> None:
-        """`ends`: tokens that end a text beside the tokenizer's own."""
-        self.engine, self.tokenizer = engine, tokenizer
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        ends: Iterable[int] = (),
+        advised: Mapping[str, float] = MappingProxyType({}),
+    ) -> None:
+        """`ends`: tokens that end a text beside the tokenizer's own. `advised`: how its makers sample from it."""
+        self.engine, self.tokenizer, self.advised = engine, tokenizer, dict(advised)
         # An id beyond the model's vocabulary never comes.
         self.ends = tuple(sorted(end for end in {tokenizer.eos_id, *ends} if end < engine.model.vocab_size))
 
@@ -107,7 +117,7 @@ class TextEngine:
                 f"{folder}: the tokenizer does not fit the model: it has a vocabulary of {tokenizer.vocab_size:,}, the "
                 f"model of {size:,}"
             )
-        return cls(engine, tokenizer, _ends(folder))
+        return cls(engine, tokenizer, _ends(folder), _advised(folder))
 
     def encode(self, text: str, *, continues: bool = False) -> NDArray[np.int64]:
         """The ids of a text; unless it continues another, behind what the tokenizer puts in front of one."""
@@ -277,6 +287,18 @@ class Text(str):
         written.top = None if generation.top is None else [*generation.top]
         written.state = generation.kept
         return written
+
+
+def _advised(folder: Path) -> dict[str, float]:
+    """Options of `Sampling` that the makers of a model advise, if they do."""
+    path = folder / GENERATION
+    fields = read_json(path) if path.exists() else {}
+    if fields.get("do_sample") is not True:
+        return {}
+    found = {name: fields[name] for name in ADVISED if fields.get(name) is not None}
+    with raised_by(str(path)):
+        Sampling(**found)
+    return found
 
 
 def _ends(folder: Path) -> list[int]:

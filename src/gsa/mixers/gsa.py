@@ -2,6 +2,9 @@
 
     q, k, v = swish(W x),  a = sigmoid(W_f x)^(1/tau),  y = W_o norm(swish(o)),  o = gated slot attention of q, k, v, a
 
+With a router, a token writes to few of the slots (as Raven does): log gates are multiplied by their weights, so that
+a slot that is not chosen forgets nothing and takes nothing.
+
 Shape letters: B batch, T time, H key/value heads, M slots.
 """
 
@@ -15,7 +18,9 @@ from torch import Tensor, nn
 
 from gsa.mixers.activations import ACTIVATIONS, log_forget_gate
 from gsa.mixers.base import MAX_WIDTH, State
+from gsa.mixers.chosen_slots import ROUTERS, HeadGate, SlotChoice
 from gsa.mixers.heads import HeadMixer, HeadOptions
+from gsa.mixers.norm import RMSNorm
 from gsa.mixers.sequences import Sequences
 from gsa.mixers.slots import half_life_bias, spread_half_lives
 from gsa.ops import (
@@ -29,7 +34,7 @@ from gsa.ops.readout import READOUTS
 from gsa.ops.state import compute_dtype
 from gsa.options import choice, number
 
-GATES = ("data", "constant", "none")
+GATES = ("data", "constant", "none", "head")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,11 +44,21 @@ class GSAOptions(HeadOptions):
     num_slots: int = number(64, least=1, most=MAX_WIDTH)
     """Memory slots M of each key/value head."""
     gate: str = choice("data", GATES)
-    """Forget gate: from the token (`data`), learned and the same for all tokens (`constant`), or `none`, as in ABC."""
+    """Forget gate: from the token (`data`), learned and the same for all tokens (`constant`), or `none`, as in ABC.
+    With a router, also `head`: from the token, one for all slots of a head, as in Mamba-2."""
     gate_temperature: float = number(8.0, above=0)
     """tau: gates are sigmoid(logits)^(1/tau); larger forgets more slowly."""
     gate_bias: bool = False
     """Whether logits of gates have a bias; it begins with half-lives from 16 to 1024 tokens over the slots."""
+    router: str = choice("none", ROUTERS)
+    """What chooses the slots that a token writes to, and their weights: the largest of `sigmoid` scores, which then sum
+    to 1, or of `softmax` scores; or `none`, and all slots take it."""
+    routed_slots: int = number(8, least=1, most=MAX_WIDTH)
+    """How many a router chooses."""
+    router_noise: float = number(1.0, least=0)
+    """Gumbel noise on a router's logits while it is trained, times this."""
+    qk_norm: bool = False
+    """Whether queries and keys pass an RMS norm, behind their feature map."""
     readout: str = choice("softmax", READOUTS)
     """How slots are read."""
     feature_map: str = "swish"
@@ -64,6 +79,18 @@ class GSAOptions(HeadOptions):
                     raise self.fail(f"{name} does nothing with gate none")
         if self.gate_bias and self.gate != "data":
             raise self.fail(f"gate_bias does nothing with gate {self.gate}")
+        if self.gate == "head" and self.gate_temperature != type(self).gate_temperature:
+            raise self.fail("gate_temperature does nothing with gate head")
+        if self.router == "none":
+            if self.gate == "head":
+                raise self.fail("gate head needs a router: without one, all slots of a head would stay equal")
+            for name in ("routed_slots", "router_noise"):
+                if getattr(self, name) != getattr(type(self), name):
+                    raise self.fail(f"{name} does nothing with router none")
+        elif self.gate not in ("data", "head"):
+            raise self.fail(f"a router needs gate data or head, got {self.gate}")
+        elif self.routed_slots > self.num_slots:
+            raise self.fail(f"routed_slots: there are {self.num_slots} slots (num_slots), got {self.routed_slots}")
 
 
 class GatedSlotAttention(HeadMixer):
@@ -71,16 +98,23 @@ class GatedSlotAttention(HeadMixer):
 
     Options = GSAOptions
     options: GSAOptions
+    recompute = True
+    """Whether the pass backward computes states again; if not, they are kept, which takes memory."""
 
     def __init__(self, options: GSAOptions):
         super().__init__(options)
-        width = options.kv_heads * options.num_slots
+        D, H, M = options.hidden_size, options.kv_heads, options.num_slots
         if options.gate == "constant":
-            self.gate_logits = nn.Parameter(torch.empty(options.kv_heads, options.num_slots))
-            self.reset_parameters()
+            self.gate_logits = nn.Parameter(torch.empty(H, M))
+        elif options.gate == "head":
+            self.head_gate = HeadGate(D, H)
         else:
-            self.f_proj = nn.Linear(options.hidden_size, width, bias=options.gate_bias)
-            self.reset_parameters()
+            self.f_proj = nn.Linear(D, H * M, bias=options.gate_bias)
+        if options.router != "none":
+            self.router = SlotChoice(D, H, M, options.router, options.routed_slots, options.router_noise)
+        if options.qk_norm:
+            self.q_norm, self.k_norm = (RMSNorm(options.key_width, options.rms_norm_eps) for _ in range(2))
+        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Constant gates begin at time scales from 2 to 2000 tokens: equal slots would stay equal for ever.
@@ -93,6 +127,8 @@ class GatedSlotAttention(HeadMixer):
             half_lives = spread_half_lives(options.num_slots, bias.device).repeat(options.kv_heads)
             with torch.no_grad():
                 bias.copy_(half_life_bias(half_lives, options.gate_temperature))
+        if options.gate == "head":
+            self.head_gate.reset()
         if options.gate == "constant":
             scales = torch.logspace(0.3, 3.3, options.num_slots, device=self.gate_logits.device)
             kept = torch.log1p(-1 / scales) * options.gate_temperature  # log sigmoid(logits)
@@ -105,6 +141,8 @@ class GatedSlotAttention(HeadMixer):
         options = self.options
         q, k, v, left = self.project(x, state, sequences, return_state)
         v = ACTIVATIONS[options.value_activation](v)
+        if options.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
         if options.gate == "none":
             o, memory = self._bounded(q, k, v, self._logits(x), state, sequences, return_state)
         else:
@@ -115,7 +153,11 @@ class GatedSlotAttention(HeadMixer):
         """[B, T, H, M]"""
         if self.options.gate == "constant":
             return log_forget_gate(self.gate_logits, self.options.gate_temperature).expand(*x.shape[:2], -1, -1)
-        return log_forget_gate(self._logits(x), self.options.gate_temperature)
+        if self.options.gate == "head":
+            g = self.head_gate(x)
+        else:
+            g = log_forget_gate(self._logits(x), self.options.gate_temperature)
+        return g if self.options.router == "none" else g * self.router(x)
 
     def _logits(self, x: Tensor) -> Tensor:
         """[B, T, H, M]"""
@@ -148,6 +190,7 @@ class GatedSlotAttention(HeadMixer):
             initial_state=slots,
             output_final_state=return_state,
             cu_seqlens=sequences.cu_seqlens,
+            recompute=self.recompute,
             check=False,
         )
         return o, {} if final is None else final._asdict()

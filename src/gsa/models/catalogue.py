@@ -26,6 +26,14 @@ def _gsa(width: int) -> dict[str, Any]:
     return {"num_attention_heads": 5 if width == 2560 else 4, "num_slots": 64 if width > 256 else 32}
 
 
+def _raven(width: int) -> dict[str, Any]:
+    """GSA's successor: every token goes to an eighth of the slots, which a whole head gates."""
+    gsa = _gsa(width)
+    slots, heads = gsa["num_slots"], gsa["num_attention_heads"]
+    more = {"router": "sigmoid", "routed_slots": slots // 8, "gate": "head", "qk_norm": True}
+    return {**gsa, **more, "scale": (width // heads) ** -0.5}
+
+
 def _gla(width: int) -> dict[str, Any]:
     return {"num_attention_heads": max(width // 512, 2 if width < 1024 else 4)}  # keys of 256 from 1.3B on
 
@@ -52,6 +60,7 @@ SYSTEMS: dict[str, tuple[str, Any]] = {
     "mamba": ("mamba", lambda width: {}),
     "xfmr": ("attention", _attention),
     "abc": ("abc", _gsa),
+    "raven": ("gsa", _raven),
 }
 
 _MISTRAL: dict[str, Any] = {

@@ -66,11 +66,18 @@ class ModelConfig:
     num_slots: int | None = None
     """gsa, abc, hybrid: memory slots of each key/value head; 64 by default."""
     gate: str | None = None
-    """gsa: forget gate from the token (`data`, the default), the same for all tokens (`constant`), or `none`."""
+    """gsa: forget gate from the token (`data`, the default), the same for all tokens (`constant`), or `none`; with a
+    router also `head`, one for all slots of a head."""
     gate_temperature: float | None = None
     """gsa, gla, hybrid: tau in gates sigmoid(logits)^(1/tau), larger forgets more slowly; 8 by default (gla: 16)."""
     gate_bias: bool | None = None
     """gsa: whether logits of gates have a bias, which begins with half-lives from 16 to 1024 tokens."""
+    router: str | None = None
+    """gsa: slots that take a token: the largest of `sigmoid` or `softmax` scores, or all (`none`, the default)."""
+    routed_slots: int | None = None
+    """gsa: how many slots a router chooses; 8 by default."""
+    router_noise: float | None = None
+    """gsa: Gumbel noise on a router's logits while it is trained, times this; 1 by default."""
     gate_rank: int | None = None
     """gla: rank of the map from token to gates; 16 by default."""
     gate_clamp: float | None = None
@@ -114,7 +121,7 @@ class ModelConfig:
     qkv_bias: bool | None = None
     """All but hgrn2, mamba: whether the projections to queries, keys and values have biases."""
     qk_norm: bool | None = None
-    """attention, hybrid: whether queries and keys pass an RMS norm, before rotary positions."""
+    """gsa, attention, hybrid: whether queries and keys pass an RMS norm, before rotary positions."""
     qk_norm_eps: float | None = None
     """attention, hybrid: added to the mean square in that norm; `rms_norm_eps` by default."""
     expand: float | None = None

@@ -175,6 +175,8 @@ class Trainer:
         """One step of the optimiser, or none if the gradient is not finite; what to tell, and a signal to stop."""
         strategy, position, settings = self.strategy, self.position, self.plan.settings
         (targets,) = strategy.sum(sum(micro.targets for micro in micro_batches))
+        # Noise of a step is its own, so that a run that goes on draws what it would have drawn.
+        torch.manual_seed(((settings.seed * 1_000_003 + position.step) * 65_537 + strategy.rank) % 2**63)
         loss = torch.zeros((), device=strategy.device)
         for i, micro in enumerate(micro_batches):
             # Each token of the step counts the same, whichever process and micro-batch it is in.

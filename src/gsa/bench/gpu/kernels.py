@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -14,6 +13,7 @@ from gsa.bench.gpu.workers import results
 from gsa.errors import GSAError
 from gsa.extras import require
 from gsa.table import show
+from gsa.threads import usable_cores
 
 if TYPE_CHECKING:
     from gsa.bench.gpu.launches import Case
@@ -73,7 +73,7 @@ def kernels(
         for side in widths
         for count in counts
     ]
-    report = measure(cases, fla, jobs or len(os.sched_getaffinity(0)))
+    report = measure(cases, fla, jobs or usable_cores())
     show(report, tables(report), json=json, markdown=markdown)
     faults = report["faults"]
     if faults:

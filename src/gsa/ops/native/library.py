@@ -20,7 +20,7 @@ from gsa.ops import native
 from gsa.ops.forks import has_gnu_openmp
 from gsa.ops.native import structs
 
-ABI = 10
+ABI = 11
 """Of csrc/native.h: a library with another number is a leftover of another version."""
 
 _FUNCTIONS = (

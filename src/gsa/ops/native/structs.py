@@ -50,6 +50,7 @@ FUNCTION_CODES = {
 }
 """Functions that decoding has compiled, entry by entry."""
 GATE_CODES = {"none": 0, "forget": 1, "write": 2}
+ROUTER_CODES = {"none": 0, "sigmoid": 1, "softmax": 2}
 MEMORY_CODES = {"slots": 0, "linear": 1, "scan": 2, "cache": 3, "hybrid": 4}
 """What a layer remembers with."""
 ROWS_CODES = {"rms_norm": 0, "swiglu": 1, "skip_gate": 2, "softplus": 3}
@@ -224,10 +225,20 @@ class GsaHeads(Structure):
     ]
 
 
+class GsaRouter(Structure):
+    _fields_ = [
+        *_fields(c_int64, "logits gates"),
+        ("rates", c_void_p),
+        ("temperature", c_double),
+        *_fields(c_int32, "kind chosen"),
+    ]
+
+
 class GsaMemory(Structure):
     _fields_ = [
         *_fields(c_int64, "decay write"),
         *_fields(c_void_p, "constant_decay constant_write keys values"),
+        ("router", GsaRouter),
         *_fields(c_int32, "slots readout own"),
     ]
 
@@ -317,6 +328,7 @@ STRUCTURES = (
     GsaMatrix,
     GsaStepConvolution,
     GsaGate,
+    GsaRouter,
     GsaProduct,
     GsaHeads,
     GsaMemory,
@@ -358,6 +370,7 @@ def expected() -> dict[str, int]:
         "FUNCTION_": FUNCTION_CODES,
         "NORM_": NORM_CODES,
         "GATE_": GATE_CODES,
+        "ROUTER_": ROUTER_CODES,
         "MEMORY_": MEMORY_CODES,
         "ROWS_": ROWS_CODES,
     }

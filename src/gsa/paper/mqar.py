@@ -1,0 +1,196 @@
+"""`gsa paper mqar`: how many of the pairs that it has read a model recalls, by its state; the paper's figure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from gsa.bench.arguments import listed, listed_numbers
+from gsa.console import tell
+from gsa.errors import GSAError
+from gsa.options import check_count
+from gsa.paper.cells import Cell, Result, run_cells
+from gsa.paper.mqar_report import mqar_picture, mqar_tables
+from gsa.paper.recall_model import CONVOLVED, SYSTEMS
+from gsa.paper.recall_run import RecallRun, run_recall, settings_of
+from gsa.paper.record import folder_of, save_record
+from gsa.table import show
+from gsa.threads import usable_cores
+
+RATES = (3e-3, 1e-2, 3e-2)
+"""Of the scaled setting; small models of few steps want larger ones than zoology's."""
+FULL_RATES = tuple(10 ** (-4 + 2 * place / 3) for place in range(4))
+"""zoology's: four from 1e-4 to 1e-2."""
+QUICK = ("xfmr", "gsa", "gla", "linear")
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Which runs there are."""
+
+    base: RecallRun
+    systems: tuple[str, ...]
+    widths: tuple[int, ...]
+    rates: tuple[float, ...]
+    seeds: int
+    without: tuple[int, ...]
+    """Widths at which systems are tried without their convolution as well."""
+
+    def runs(self) -> list[RecallRun]:
+        """One for every row of the table, with the first rate and seed. There are half as many slots as the width, so
+        that two memories of slots are as large as one matrix of keys by values."""
+        plain = [(width, True) for width in self.widths]
+        bare = [(width, False) for width in self.without]
+        return [
+            replace(self.base, system=system, width=width, slots=max(width // 2, 1), convolution=convolution)
+            for width, convolution in plain + bare
+            for system in self.systems
+            if convolution or system not in CONVOLVED
+        ]
+
+
+SCALED = RecallRun(
+    length=48, pairs=12, vocab_size=256, examples=16384, test_examples=1000, batch_size=64, epochs=8, std=0.1
+)
+FULL = RecallRun(length=512, pairs=64, batch_size=128)
+SHORT = replace(SCALED, length=32, pairs=8, vocab_size=128, examples=4096, test_examples=250, epochs=4)
+SETTINGS = {
+    "scaled": Grid(SCALED, tuple(SYSTEMS), (16, 32, 64), RATES, 3, (32,)),
+    "full": Grid(FULL, tuple(SYSTEMS), (64, 128, 256, 512), FULL_RATES, 3, ()),
+    "quick": Grid(SHORT, QUICK, (16, 32), (1e-2,), 1, ()),
+}
+
+
+def mqar(
+    *,
+    out: str = "paper/mqar",
+    full: bool = False,
+    quick: bool = False,
+    systems: str | None = None,
+    widths: str | None = None,
+    seeds: int | None = None,
+    processes: int | None = None,
+    plan: bool = False,
+    json: bool = False,
+    markdown: bool = False,
+) -> None:
+    """Trains small models to recall pairs (MQAR), with every mixer, and shows accuracy against the size of their state.
+
+    Two layers without MLPs learn from examples of zoology's task: keys with values, then each key again, where its
+    value is asked. All systems get the same examples, steps and learning rates; the best rate is run with further
+    seeds. The scaled setting takes about two hours on two cores. Results come cell by cell: the same command goes on
+    where it was stopped, and with more systems, widths or seeds it adds what is missing.
+
+    Args:
+        out: Folder for results: mqar.json, a picture as SVG and PNG, and a file for every run.
+        full: zoology's largest setting, which is the paper's: 512 tokens, 64 pairs, widths from 64 to 512, 100,000
+            examples, 64 epochs, best of four rates. The cost is told first; with --plan, nothing else happens.
+        quick: A small task, four systems, one rate, one seed: a look in less than three minutes.
+        systems: Systems with commas between, or all: xfmr, gsa, raven, abc, gla, hgrn2, retnet, mamba, linear, hybrid.
+        widths: Model widths with commas between.
+        seeds: Runs of the best rate.
+        processes: Runs at a time, each of one thread; as many as cores by default.
+        plan: Tell what would be run and how long it takes, and stop.
+        json: Print JSON instead of tables.
+        markdown: Print the tables as Markdown.
+    """
+    if full and quick:
+        raise GSAError("paper: full and quick exclude each other")
+    if json and markdown:
+        raise GSAError("paper: json and markdown exclude each other")
+    setting = "full" if full else "quick" if quick else "scaled"
+    grid = SETTINGS[setting]
+    if systems is not None:
+        grid = replace(grid, systems=tuple(listed("systems", systems, SYSTEMS, {"all": SYSTEMS})))
+    if widths is not None:
+        chosen = tuple(listed_numbers("widths", widths, least=2))
+        grid = replace(grid, widths=chosen, without=tuple(width for width in grid.without if width in chosen))
+    if seeds is not None:
+        check_count("paper: seeds", seeds, most=1000)
+        grid = replace(grid, seeds=seeds)
+    if processes is not None:
+        check_count("paper: processes", processes, most=4096)
+    workers = processes or usable_cores()
+    if plan or full:
+        tell(_cost(grid, workers))
+    if plan:
+        return
+    folder = folder_of(out)
+    rows = measure(grid, folder / "cells", workers)
+    settings = {"setting": setting, **asdict(grid)}
+    record = save_record(folder / "mqar.json", "mqar", settings, rows=rows)
+    mqar_picture(record, folder / "mqar")
+    show(record, mqar_tables(record), json=json, markdown=markdown)
+    tell(f"{folder}: mqar.json, mqar.svg, mqar.png")
+
+
+def measure(grid: Grid, folder: Path, processes: int) -> list[dict[str, Any]]:
+    """The rows of the table: of every system and width the best rate, and what its seeds came to."""
+    runs = grid.runs()
+    first = [replace(run, lr=rate) for run in runs for rate in grid.rates]
+    swept = _run(first, folder, processes)
+    best: list[RecallRun] = []
+    for place in range(0, len(first), len(grid.rates)):
+        tried = zip(first[place : place + len(grid.rates)], swept[place:], strict=False)
+        best.append(max(tried, key=lambda one: one[1]["accuracy"])[0])
+    again = [replace(run, seed=seed) for run in best for seed in range(1, grid.seeds)]
+    _run(again, folder, processes)
+    return [_row(run, grid, folder, processes) for run in best]
+
+
+def _run(runs: Sequence[RecallRun], folder: Path, processes: int) -> list[Result]:
+    cells = [Cell(_name(run), settings_of(run)) for run in runs]
+    return run_cells(
+        cells, run_recall, folder, processes=processes, say=tell, told=lambda result: f"{result['accuracy']:.1%}"
+    )
+
+
+def _name(run: RecallRun) -> str:
+    bare = "" if run.convolution else ", no convolution"
+    return f"{SYSTEMS[run.system].label}, width {run.width}{bare}, rate {run.lr:.2g}, seed {run.seed}"
+
+
+def _row(run: RecallRun, grid: Grid, folder: Path, processes: int) -> dict[str, Any]:
+    """What is known of a system at its best rate; all of it is there already."""
+    seeds = _run([replace(run, seed=seed) for seed in range(grid.seeds)], folder, processes)
+    rates = _run([replace(run, lr=rate, seed=0) for rate in grid.rates], folder, processes)
+    accuracies = [result["accuracy"] for result in seeds]
+    return {
+        "system": run.system,
+        "label": SYSTEMS[run.system].label,
+        "width": run.width,
+        "slots": run.slots if run.has_slots else None,
+        "convolution": run.convolution,
+        "state": seeds[0]["state"],
+        "parameters": seeds[0]["parameters"],
+        "lr": run.lr,
+        "by_rate": {f"{rate:.3g}": result["accuracy"] for rate, result in zip(grid.rates, rates, strict=True)},
+        "accuracies": accuracies,
+        "accuracy": mean(accuracies),
+        "epochs": [len(result["by_epoch"]) for result in seeds],
+        "seconds": sum(result["seconds"] for result in [*rates, *seeds[1:]]),
+    }
+
+
+def _cost(grid: Grid, processes: int) -> str:
+    """What a grid takes on this machine, from steps that are measured now."""
+    import time
+
+    runs = grid.runs()
+    seconds = 0.0
+    for run in runs:
+        few = replace(run, examples=3 * run.batch_size, test_examples=1, epochs=1)
+        run_recall(settings_of(replace(few, examples=run.batch_size)))  # what happens once
+        began = time.perf_counter()
+        run_recall(settings_of(few))
+        seconds += (time.perf_counter() - began) / 3 * run.steps * (len(grid.rates) + grid.seeds - 1)
+    count = len(runs) * (len(grid.rates) + grid.seeds - 1)
+    hours = seconds / processes / 3600
+    told = f"{hours / 24:,.0f} days" if hours > 48 else f"{hours:.1f} hours"
+    return (
+        f"{count} runs of at most {runs[0].steps:,} steps each, {processes} at a time: at most about {told} on this "
+        "machine; runs that solve the task end early"
+    )

@@ -1,0 +1,58 @@
+"""docs/results.md has the tables of the records that it names, and every record is named."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from gsa.paper.mqar import SETTINGS
+
+ROOT = Path(__file__).parent.parent.parent
+PAGE = ROOT / "docs/results.md"
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("experiments", ROOT / "docs/results/experiments.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_is_in_step_with_the_records(script: ModuleType) -> None:
+    page = PAGE.read_text()
+    assert script.updated(page) == page, "`make results` was not run"
+
+
+def test_every_record_is_shown() -> None:
+    named = set(re.findall(r"<!-- from (\S+) -->", PAGE.read_text()))
+    folders = (ROOT / "docs/results/paper", ROOT / "docs/results/distill")
+    assert named == {str(file.relative_to(ROOT / "docs")) for folder in folders for file in folder.glob("*.json")}
+
+
+def test_a_mark_is_replaced_by_tables_and_the_rest_stays(script: ModuleType, tmp_path: Path) -> None:
+    base = {"pairs": 4, "length": 16}
+    settings = {"setting": "scaled", "base": base, "widths": [8], "without": [], "seeds": 2, "rates": [0.01]}
+    assert set(settings) <= {"setting", *vars(SETTINGS["scaled"])}
+    row = {"label": "GSA", "system": "gsa", "width": 8, "convolution": True, "state": 64, "lr": 0.01, "seconds": 3.0}
+    rows = [{**row, "accuracy": 0.75, "accuracies": [0.7, 0.8]}]
+    record = {
+        "experiment": "mqar",
+        "command": "gsa paper mqar",
+        "date": "2026-01-01",
+        "settings": settings,
+        "rows": rows,
+    }
+    (tmp_path / "mqar.json").write_text(json.dumps(record))
+    page = script.updated("before\n<!-- from mqar.json -->\nold\n<!-- to here -->\nafter\n", tmp_path)
+    assert page.startswith("before\n<!-- from mqar.json -->\n\n`gsa paper mqar`, 2026-01-01:\n")
+    assert "| GSA | 64 | 75.0 | 70.0 | 80.0 | 0.01 | 3 |" in page
+    assert "old" not in page
+    assert page.endswith("<!-- to here -->\nafter\n")

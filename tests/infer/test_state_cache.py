@@ -111,6 +111,9 @@ def test_marks_are_places_to_go_on_from():
     for wrong in (0, 101, 1.0, True):
         with pytest.raises(GSAError, match=r"^prompt: marks must be from 1 to 100"):
             engine.prompt(text, marks=[wrong])
+    for wrong in (7, "7", range(3), [1] * 65):
+        with pytest.raises(GSAError, match=r"^prompt: marks must be a list of at most 64, got "):
+            engine.prompt(text, marks=wrong)
 
 
 @needs_native

@@ -184,6 +184,9 @@ def test_states_that_cannot_be_written_are_counted_and_told_and_nothing_else_hap
     assert "No space left on device" in told[0]
     assert answer(engine, ids(30)).cached_tokens == 30  # memory is as it was, and close may come twice
     engine.close()
+    with started(tmp_path)[0] as other:
+        answer(other, ids(40, seed=7))
+    assert answer(engine, ids(40, seed=7)).cached_tokens == 0  # the folder is no longer its own
 
 
 def test_folders_that_cannot_be(tmp_path):

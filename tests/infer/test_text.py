@@ -479,3 +479,16 @@ def test_a_predicate_ends_a_request(tiny: TextEngine) -> None:
         while not request.done:
             tiny.engine.step()
         assert (request.tokens, request.reason) == (seen, "stop") == (whole[:5], "stop")
+
+
+def test_pieces_can_be_taken_without_a_step(tiny: TextEngine) -> None:
+    """For a thread that makes the steps of many texts itself."""
+    whole = list(tiny.stream("She was", Sampling(max_tokens=4, temperature=0)))
+    writing = tiny.stream("She was", Sampling(max_tokens=4, temperature=0))
+    assert writing.ready() == []
+    pieces = []
+    while writing.reason is None:
+        tiny.engine.step()
+        pieces += writing.ready()
+    assert [(piece.text, piece.reason) for piece in pieces] == [(piece.text, piece.reason) for piece in whole][-5:]
+    assert writing.ready() == []

@@ -23,5 +23,5 @@ def server(folder: Path) -> Iterator[Live]:
 @pytest.fixture(scope="session")
 def closed(folder: Path) -> Iterator[Live]:
     """One that asks for a key, and lets the pages of one site in."""
-    with served(folder, api_key=KEY, origins=("https://friend.example",), max_body_mb=1, body_seconds=0.5) as live:
+    with served(folder, api_key=KEY, origins=("https://friend.example",), max_body_mb=1, body_seconds=2.0) as live:
         yield live

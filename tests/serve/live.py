@@ -73,7 +73,7 @@ class Live:
             assert time.monotonic() < end
             time.sleep(0.01)
 
-    def idle(self, seconds: float = 10) -> bool:
+    def idle(self, seconds: float = 30) -> bool:
         """Whether no answer is being written any more, soon."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
@@ -97,7 +97,7 @@ def served(name: str | Path, **options: Any) -> Iterator[Live]:
         str(name), settings, name=None, weights="auto", compute="auto", device="cpu", say=lambda text: None
     )
     app = make_app(serving)
-    config = uvicorn.Config(app, port=0, ws="none", log_config=None, access_log=False, timeout_graceful_shutdown=5)
+    config = uvicorn.Config(app, port=0, ws="none", log_config=None, access_log=False, timeout_graceful_shutdown=60)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()

@@ -20,6 +20,7 @@ def client(server: Live) -> Iterator[openai.OpenAI]:
 
 def test_models(client: openai.OpenAI) -> None:
     (model,) = client.models.list().data
+    assert model.sampling == {}  # nobody advises anything
     assert (model.id, model.object, client.models.retrieve("talks").id) == ("talks", "model", "talks")
 
 

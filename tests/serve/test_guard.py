@@ -1,6 +1,7 @@
 """Who may ask, from where, and how much."""
 
 import base64
+import re
 import socket
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -62,8 +63,11 @@ def test_pages_of_others_may_not_ask(closed: Live, server: Live) -> None:
 
 
 def test_without_a_key_the_name_must_be_this_machines(server: Live) -> None:
-    answer = server.http.get("/v1/models", headers={"Host": "rebound.example"})
-    assert answer.status_code == 403
+    for host in ("rebound.example", "[", "localhost.example", "localhost@other"):
+        answer = server.http.get("/v1/models", headers={"Host": host})
+        assert answer.status_code == 403, host
+    assert server.http.get("/v1/models", headers={"Origin": "http://["}).status_code == 403
+    assert server.http.get("/v1/models", headers={"Origin": "null"}).status_code == 403
     assert server.http.get("/v1/models", headers={"Host": "localhost:8000"}).status_code == 200
 
 
@@ -79,6 +83,14 @@ def test_bodies_that_are_too_large_or_too_slow(closed: Live) -> None:
         head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"
         connection.sendall(f"{head}Content-Type: application/json\r\nContent-Length: 9\r\n\r\n{{".encode())
         assert connection.recv(12) == b"HTTP/1.1 408"
+
+
+def test_the_counters_of_the_documents_exist(server: Live) -> None:
+    document = (Path(__file__).parent.parent.parent / "docs/serving.md").read_text()
+    named = set(re.findall(r"`(gsa_[a-z_]+)`", document))
+    told = server.http.get("/metrics").text
+    assert len(named) > 14
+    assert [name for name in named if f"# TYPE {name.removesuffix('_total')}" not in told] == []
 
 
 def test_settings_say_what_is_wrong() -> None:

@@ -147,4 +147,4 @@ def test_signals(tmp_path: Path, again: bool) -> None:
             id_ = last["choices"][0]["state"]["id"]
             assert (tmp_path / "states" / f"{id_}.safetensors").exists()
     process.stderr.close()
-    assert process.wait(20) == (143 if again else 0)
+    assert process.wait(60) == (143 if again else 0)

@@ -35,6 +35,9 @@ from gsa.train.find import warn
 READ_TOKENS = 64
 """Tokens of prompts that a step reads while others write, unless asked for otherwise."""
 
+MAX_MARKS = 64
+"""Of a prompt: each is a state that is kept, and a piece that is read by itself."""
+
 
 @dataclass(frozen=True)
 class _Options:
@@ -147,7 +150,7 @@ class Engine:
             ids: The tokens.
             state: What they go on from; it stays as it is.
             marks: Numbers of tokens of the prompt after which a state is kept, besides the places where that is done
-                anyway (multiples of 512, the end of the prompt and of the answer).
+                anyway (multiples of 512, the end of the prompt and of the answer); at most 64.
             salt: States are only found by prompts with the same salt.
             reuse: Whether states are looked for and kept at all.
             logprobs: Tell the log-probability of every token of the prompt (`prompt.logprobs`), and of so many of the
@@ -304,6 +307,8 @@ class Engine:
             with raised_by(what):
                 state.check(self.model, len(checked) + more)
         check(_PromptOptions(salt, reuse, logprobs), what)
+        if not isinstance(marks, list | tuple) or len(marks) > MAX_MARKS:
+            raise GSAError(f"{what}: marks must be a list of at most {MAX_MARKS}, got {quoted(marks)}")
         for mark in marks:
             if type(mark) is not int or not 1 <= mark <= len(checked):
                 raise GSAError(f"{what}: marks must be from 1 to {len(checked)} (the tokens), got {quoted(mark)}")

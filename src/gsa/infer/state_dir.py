@@ -140,6 +140,8 @@ class StateDir:
             thread = self._thread
         if thread is not None:
             thread.join()
+        with self._changed:
+            self._files.clear()  # they are another's now
         self._stack.close()
 
     def _look(self) -> None:
@@ -216,9 +218,10 @@ class StateDir:
             if state is not None:
                 try:
                     self._write(key, state)
-                except (GSAError, OSError) as error:
+                except Exception as error:  # whatever it was, the next one may be written
                     self._count(failures=1)
-                    self._say(f"state_dir: a state is not kept: {error}")
+                    with suppress(Warning):  # where warnings are errors
+                        self._say(f"state_dir: a state is not kept: {error}")
             with self._changed:
                 self._changed.wait_for(lambda: self._closing, PAUSE * (time.monotonic() - began))
 

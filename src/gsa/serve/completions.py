@@ -97,14 +97,14 @@ class Completion:
         if choice.logprobs is None:
             choice.pieces.insert(0, choice.echoed)
             return
-        prompt, text = choice.prompt, Detokenizer(self.serving.texts.tokenizer)
+        prompt, text = choice.prompt, Detokenizer(self.serving.texts.tokenizer, continues=self.start is not None)
         for id_, logprob, top in zip(prompt.source.ids.tolist(), prompt.logprobs or (), prompt.top or (), strict=True):
             piece = text.add(id_)
             choice.pieces.append(piece)
             choice.logprobs.add(id_, logprob, top, piece)
         choice.pieces.append(text.end())
 
-    async def states(self, asking: Asking, index: int) -> dict[str, Any]:
+    async def state(self, asking: Asking, index: int) -> dict[str, Any]:
         """The state behind a choice, if it was asked for."""
         kept, body = asking.generation(index).kept, self.body
         if body.return_state is None or kept is None:
@@ -145,7 +145,7 @@ async def _whole(completion: Completion) -> dict[str, Any]:
                     begun.add(index)
                     completion.echo(choices[index])
                 choices[index].take(piece)
-        told = [{**each.taken(i), **await completion.states(asking, i)} for i, each in enumerate(choices)]
+        told = [{**each.taken(i), **await completion.state(asking, i)} for i, each in enumerate(choices)]
         return {**completion.facts, "choices": told, "usage": completion.usage(asking)}
 
 
@@ -166,7 +166,7 @@ async def _streamed(completion: Completion, asking: Asking) -> Events:
             for index in changed:
                 told = choices[index].taken(index)
                 if told["finish_reason"] is not None:
-                    told |= await completion.states(asking, index)
+                    told |= await completion.state(asking, index)
                 elif not told["text"] and not (told["logprobs"] or {}).get("tokens"):
                     continue
                 yield event({**facts, "choices": [told]})

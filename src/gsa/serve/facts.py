@@ -25,6 +25,7 @@ def model_facts(serving: Serving) -> dict[str, Any]:
         "parameters": model.num_parameters,
         "weights": model.weights,
         "state_bytes": model.state_bytes,
+        "sampling": serving.texts.advised,  # what the model's makers advise
         "max_tokens": settings.max_tokens,
         "max_prompt_tokens": settings.max_prompt_tokens,
     }

@@ -12,7 +12,7 @@ import binascii
 import secrets
 import time
 from collections.abc import Awaitable, Callable
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -64,9 +64,9 @@ class Guard:
         await self._app(scope, self._counted(receive), _with_headers(send, allowed))
 
     def _check_host(self, headers: Headers) -> None:
-        name = urlsplit(f"//{headers.get('host', '')}").hostname if self._local else None
-        if name is not None and name not in LOCAL:
-            raise ApiError(403, f"this server is for this machine only, and the request was sent to {name!r}")
+        host = headers.get("host")
+        if self._local and host is not None and _parsed(f"//{host}").hostname not in LOCAL:
+            raise ApiError(403, f"this server is for this machine only, and the request was sent to {host!r}")
 
     def _check_key(self, headers: Headers) -> None:
         key = self._settings.api_key
@@ -88,7 +88,7 @@ class Guard:
         origin = headers.get("origin")
         if origin is None or origin in self._settings.origins:
             return
-        if urlsplit(origin).netloc != headers.get("host"):
+        if _parsed(origin).netloc != headers.get("host"):
             raise ApiError(403, f"pages of {origin} may not ask here; --origins allows them")
 
     def _check_length(self, headers: Headers) -> None:
@@ -118,6 +118,14 @@ class Guard:
             return message
 
         return counted
+
+
+def _parsed(address: str) -> SplitResult:
+    """The parts of an address from a header; of what is none, nothing."""
+    try:
+        return urlsplit(address)
+    except ValueError:
+        return urlsplit("")
 
 
 def _given_key(authorization: str) -> str | None:

@@ -18,6 +18,7 @@ from gsa.errors import GSAError
 from gsa.files import byte_count, named
 from gsa.infer.text import TextEngine
 from gsa.serve.app import make_app
+from gsa.serve.guard import LOCAL
 from gsa.serve.serving import Serving
 from gsa.serve.settings import MEGABYTE, ServeSettings
 from gsa.serve.store import StateStore
@@ -87,6 +88,8 @@ def run(serving: Serving, host: str, listener: socket.socket, say: Say) -> None:
             server_header=False,
             timeout_graceful_shutdown=math.ceil(serving.settings.drain_seconds),
         )
+        if host not in LOCAL and serving.settings.api_key is None:
+            say(f"everyone who can reach {host} may ask; GSA_API_KEY sets a key")
         server = _Server(config, serving, lambda: _welcome(serving, place, say), say)
         try:
             server.run(sockets=[listener])

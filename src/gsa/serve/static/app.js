@@ -10,7 +10,8 @@ let current = null;
 let writing = null; // an AbortController while an answer is written
 const conversations = new Map();
 const documents = new Map();
-const settings = storage.settings.read({ temperature: 0.7, top_p: 0.95, max_tokens: 512, system: "" });
+const DEFAULTS = { temperature: 0.8, top_p: 0.95, max_tokens: 512, system: "" }; // where a model's makers advise nothing
+let settings = DEFAULTS;
 
 const newest = (map) => [...map.values()].sort((a, b) => b.created - a.created);
 const documentOf = (conversation) => documents.get(conversation.document) ?? null;
@@ -259,6 +260,7 @@ function wire() {
 
 await guarded(async () => {
   [model] = (await api.get("/v1/models")).data;
+  settings = storage.settings.read({ ...DEFAULTS, ...model.sampling });
   $("model").textContent = `${model.id}, ${(model.parameters / 1e6).toFixed(1)}M parameters` + (model.state_bytes ? `, state of ${bytes(model.state_bytes)}` : "");
   $("system-label").hidden = !model.chat;
   if (!model.chat) $("message").placeholder = "A text to continue. Enter sends, Shift+Enter begins a new line.";

@@ -20,7 +20,6 @@ import torch
 from gsa import pretrained
 from gsa.data.prepare import prepare
 from gsa.data.tokenizer_train import train_tokenizer
-from gsa.infer import Engine, Sampling
 from gsa.infer.text_model import load
 from gsa.models import LM, ModelConfig
 from gsa.models import checkpoint as model_checkpoint

@@ -14,6 +14,7 @@ from gsa.models import ModelConfig
 from gsa.paper.ablation import PAPER, RECIPE, Row, _packaged_book, ablation, measure
 from gsa.paper.ablation_report import ablation_tables, chance
 from gsa.paper.language_run import LanguageRun, run_language, settings_of
+from tests.paper.inline import Inline
 from tests.train.runs import prepared
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_slots": 8, "vocab_size": 264}
@@ -54,13 +55,18 @@ def test_a_run_is_reproducible_and_its_seed_matters(base: LanguageRun) -> None:
     assert first["loss"] < 6  # the log of 264 is 5.6 before anything is learned
 
 
-def test_rows_are_measured_with_all_seeds_and_shown_beside_the_first(base: LanguageRun, tmp_path: Path) -> None:
+def test_rows_are_measured_with_all_seeds_and_shown_beside_the_first(
+    base: LanguageRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells = Inline()
+    monkeypatch.setattr("gsa.paper.ablation.run_cells", cells)
     rows = {"a": Row("first", SMALL), "b": Row("second", {**SMALL, "num_slots": 4}, paper=14.0, lr=1e-2)}
     found = measure(rows, base, 2, tmp_path, processes=1)
     assert [row["row"] for row in found] == ["a", "b"]
-    files = [json.loads(file.read_text()) for file in tmp_path.glob("*.json")]
-    assert sorted(file["loss"] for file in files) == sorted(loss for row in found for loss in row["losses"])
-    assert {file["settings"]["lr"] for file in files} == {2e-3, 1e-2}
+    computed = list(cells.results.values())
+    assert sorted(one["loss"] for one in computed) == sorted(loss for row in found for loss in row["losses"])
+    assert {one["settings"]["lr"] for one in computed} == {2e-3, 1e-2}
+    assert {one["settings"]["seed"] for one in computed} == {0, 1}
     record = {"settings": {"table": "paper", "seeds": 2, "tokens": 1024}, "rows": found}
     text = ablation_tables(record)[0].markdown()
     assert f"{found[1]['loss'] - found[0]['loss']:+.4f}" in text

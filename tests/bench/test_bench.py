@@ -67,6 +67,7 @@ def test_json_is_all_that_is_printed(
     assert "speed-up" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_quick_measures_less(monkeypatch: pytest.MonkeyPatch) -> None:
     lengths = []
 

@@ -102,6 +102,7 @@ def test_mistakes(options: dict, message: str) -> None:
 
 
 @pytest.mark.skipif(not measurable(), reason="this system does not tell a process's peak memory")
+@pytest.mark.slow
 def test_memory_holds_model_gradients_and_optimiser() -> None:
     peak = measured_alone(
         "gsa.bench.train:memory_of_step", {"mixer": "gsa", "shape": "small", "T": 16, "precision": "fp32", "threads": 1}

@@ -69,7 +69,9 @@ print(type(AutoModelForCausalLM.from_config(config)).__name__)
     "imports",
     [
         "import gsa\nfrom transformers import AutoConfig, AutoModel, AutoModelForCausalLM",
-        "from transformers import AutoConfig, AutoModel, AutoModelForCausalLM\nimport gsa",
+        pytest.param(
+            "from transformers import AutoConfig, AutoModel, AutoModelForCausalLM\nimport gsa", marks=pytest.mark.slow
+        ),
     ],
     ids=["gsa first", "transformers first"],
 )

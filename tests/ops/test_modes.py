@@ -32,6 +32,7 @@ pytestmark = [pytest.mark.any_device, pytest.mark.parametrize("engine", ENGINES)
 CASE = Case(T=100, R=2, gate="some reset", write=True)
 
 
+@pytest.mark.quick_if_interpreted(engine=[])
 def test_non_contiguous_inputs(engine: str) -> None:
     case = replace(tiny(CASE, engine), B=2)
     x = slot_inputs(case)
@@ -157,6 +158,7 @@ def test_inference_mode_and_back(engine: str) -> None:
         slot_results(case, x, engine, gradients=False)
 
 
+@pytest.mark.quick_if_interpreted(dynamic=[])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compiles_whole(engine: str, dynamic: bool) -> None:
     def f(x: dict, cu_seqlens: torch.Tensor | None = None) -> tuple[torch.Tensor, SlotState | None]:

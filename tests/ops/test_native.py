@@ -506,6 +506,7 @@ class TestResults:
         gc.collect()
         assert pool.empty(self.SHAPE, torch.float32).data_ptr() == where
 
+    @pytest.mark.slow
     def test_what_is_idle_is_at_most_twice_what_was_in_use(self) -> None:
         pool = results.Pool()
         for size in range(3, 10):

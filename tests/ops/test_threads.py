@@ -94,7 +94,7 @@ def test_in_a_crowd_a_token_of_a_small_model_has_one_thread_and_of_a_larger_one_
         assert (asked(small), asked(large)) == expected
 
 
-@pytest.mark.parametrize("crowd", [False, True])
+@pytest.mark.parametrize("crowd", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_crowd_changes_no_bits(crowd: bool) -> None:
     """Other threads do the work then, and as many of them as come."""
     torch.manual_seed(0)

@@ -52,7 +52,7 @@ def test_slot_attention_in_many_tiles(case: Case) -> None:
 
 
 @pytest.mark.any_device
-@pytest.mark.quick_if_interpreted(sides=["both", "neither"], segment=[32])
+@pytest.mark.quick_if_interpreted(sides=["neither"], segment=[32])
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("sides", SIDES)
 @pytest.mark.parametrize("segment", [512, 32])

@@ -17,6 +17,7 @@ from tests.cli.running import run
 from tests.ops import ahead_cases
 
 
+@pytest.mark.slow
 def test_quick(capsys: pytest.CaptureFixture) -> None:
     """At the paper's sizes nothing spills, all fits, and what multiplies matrices has the instructions for it."""
     code, out, err = run(capsys, "kernels", "--quick", "--json")

@@ -47,7 +47,7 @@ def test_longer_sequences_do_what_shorter_ones_foretell(narrow: None, segments: 
         assert extrapolated(works, segments, chunks, heads=1) == works[segments, chunks]
 
 
-@pytest.mark.parametrize("T", [512, 2048])
+@pytest.mark.parametrize("T", [512, pytest.param(2048, marks=pytest.mark.slow)])
 def test_counts_are_those_of_the_launch_table(narrow: None, monkeypatch: pytest.MonkeyPatch, T: int) -> None:
     found = traffic.count_ours(TARGETS["sm_90"], 2, T)  # compares names and grids of all kernels
     tokens = 2 * T * traffic.HEADS

@@ -1,7 +1,6 @@
 """The site of `make docs`: it builds without warnings, has every public name, and fetches nothing."""
 
 import importlib
-import importlib.util
 import os
 import re
 import subprocess
@@ -13,19 +12,9 @@ import pytest
 
 import gsa
 from gsa.bench import decode_model
+from tests.scripts import DOCS, script
 
 ROOT = Path(__file__).parent.parent
-DOCS = ROOT / "docs"
-
-
-def script(path: Path) -> ModuleType:
-    """A Python file of docs/, which is in no package."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_the_site_is_whole(tmp_path: Path) -> None:

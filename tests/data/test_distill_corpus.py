@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
@@ -12,13 +11,9 @@ import pytest
 from gsa.data.chat_template import ChatTemplate
 from gsa.data.tokenizer import load_tokenizer
 from tests.infer.talking import CHATML
+from tests.scripts import DOCS, script
 
-SCRIPT = Path(__file__).parents[2] / "docs" / "results" / "distill_corpus.py"
-found = spec_from_file_location("distill_corpus", SCRIPT)
-assert found is not None
-assert found.loader is not None
-corpus = module_from_spec(found)
-found.loader.exec_module(corpus)
+corpus = script(DOCS / "results" / "distill_corpus.py")
 
 CIRCLES = "I am glad that you are happy about it. " * 8
 

@@ -1,6 +1,5 @@
 """docs/results.md has the tables of the result files in docs/results/, and no others."""
 
-import importlib.util
 import json
 from pathlib import Path
 from types import ModuleType
@@ -8,22 +7,17 @@ from types import ModuleType
 import pytest
 
 from tests.eval.results import result, saved, text_result
-
-ROOT = Path(__file__).parent.parent.parent
+from tests.scripts import DOCS
+from tests.scripts import script as loaded
 
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("evaluations", ROOT / "docs/results/evaluations.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return loaded(DOCS / "results/evaluations.py")
 
 
 def test_the_page_is_in_step_with_the_files(script: ModuleType) -> None:
-    page = (ROOT / "docs/results.md").read_text()
+    page = (DOCS / "results.md").read_text()
     assert script.updated(page, script.gathered()) == page, "`make results` was not run"
 
 

@@ -123,8 +123,8 @@ def test_the_command_writes_tables_pictures_and_all_numbers(
     [
         ({"full": True, "quick": True}, "full and quick exclude each other"),
         ({"json": True, "markdown": True}, "json and markdown exclude each other"),
-        ({"systems": "gsa,glb"}, "'glb' is not known .did you mean 'gla'"),
-        ({"widths": "0"}, "widths must be whole numbers from 2"),
+        ({"systems": "gsa,glb"}, "^paper: systems: 'glb' is not known .did you mean 'gla'"),
+        ({"widths": "0"}, "^paper: widths must be whole numbers from 2"),
         ({"seeds": 0}, "seeds"),
         ({"processes": 0}, "processes"),
     ],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 from pathlib import Path
@@ -11,19 +10,15 @@ from types import ModuleType
 import pytest
 
 from gsa.paper.mqar import SETTINGS
+from tests.scripts import DOCS
+from tests.scripts import script as loaded
 
-ROOT = Path(__file__).parent.parent.parent
-PAGE = ROOT / "docs/results.md"
+PAGE = DOCS / "results.md"
 
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("experiments", ROOT / "docs/results/experiments.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return loaded(DOCS / "results/experiments.py")
 
 
 def test_the_page_is_in_step_with_the_records(script: ModuleType) -> None:
@@ -33,8 +28,8 @@ def test_the_page_is_in_step_with_the_records(script: ModuleType) -> None:
 
 def test_every_record_is_shown() -> None:
     named = set(re.findall(r"<!-- from (\S+) -->", PAGE.read_text()))
-    folders = (ROOT / "docs/results/paper", ROOT / "docs/results/distill")
-    assert named == {str(file.relative_to(ROOT / "docs")) for folder in folders for file in folder.glob("*.json")}
+    folders = (DOCS / "results/paper", DOCS / "results/distill")
+    assert named == {str(file.relative_to(DOCS)) for folder in folders for file in folder.glob("*.json")}
 
 
 def test_a_mark_is_replaced_by_tables_and_the_rest_stays(script: ModuleType, tmp_path: Path) -> None:

@@ -22,7 +22,13 @@ def prepare(operation: str, *, json: bool, markdown: bool, threads: int | None =
         use_threads(threads)
 
 
-def listed(what: str, text: str, known: Iterable[str], words: Mapping[str, Iterable[str]] | None = None) -> list[str]:
+def listed(
+    what: str,
+    text: str,
+    known: Iterable[str],
+    words: Mapping[str, Iterable[str]] | None = None,
+    operation: str = "bench",
+) -> list[str]:
     """The names in a list such as `gsa, gla`, each once, in the order they came.
 
     `words`, such as `all`, stand for several names, or for none.
@@ -37,14 +43,14 @@ def listed(what: str, text: str, known: Iterable[str], words: Mapping[str, Itera
     for name in (part.strip() for part in text.split(",")):
         if name not in meanings:
             raise GSAError(
-                f"bench: {what}: {quoted(name)} is not known{suggestion(name, meanings)}; expected "
+                f"{operation}: {what}: {quoted(name)} is not known{suggestion(name, meanings)}; expected "
                 f"{', '.join(meanings)}, or several with commas between, got {quoted(text)}"
             )
         found += meanings[name]
     return list(dict.fromkeys(found))
 
 
-def listed_numbers(what: str, text: str, least: int) -> list[int]:
+def listed_numbers(what: str, text: str, least: int, operation: str = "bench") -> list[int]:
     """The whole numbers in a list such as `2048,8192`, each once, in the order they came.
 
     >>> listed_numbers("lengths", "2048, 8192", least=2)
@@ -55,7 +61,8 @@ def listed_numbers(what: str, text: str, least: int) -> list[int]:
         number = int(part) if part.isdecimal() and len(part) <= len(str(MOST)) else None
         if number is None or not least <= number <= MOST:
             raise GSAError(
-                f"bench: {what} must be whole numbers from {least} to {MOST}, with commas between, got {quoted(text)}"
+                f"{operation}: {what} must be whole numbers from {least} to {MOST}, with commas between, got "
+                f"{quoted(text)}"
             )
         found.append(number)
     return list(dict.fromkeys(found))

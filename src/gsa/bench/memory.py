@@ -50,6 +50,21 @@ def peak() -> int:
     return _status("VmHWM")
 
 
+def peak_of(f: Callable[[], object], threads: int) -> dict[str, int]:
+    """The most bytes that f takes beyond what was there, with a heap as training has it; in a process of its own."""
+    import torch
+
+    from gsa.train.heap import keep_large_blocks
+
+    keep_large_blocks()
+    torch.set_num_threads(threads)
+    torch.randn(64, 64) @ torch.randn(64, 64)  # starts threads, which is not what f takes
+    before = resident()
+    forget_peak()
+    f()
+    return {"peak": peak() - before}
+
+
 def gpu_peak(f: Callable[[], object]) -> int:
     """The most bytes that tensors on the GPU took at once while f ran, without those that were there before."""
     import torch

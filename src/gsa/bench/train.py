@@ -204,18 +204,12 @@ def stepper(model: LM, T: int, precision: str = "fp32", rows: int = 1) -> Callab
 
 def memory_of_step(setting: dict[str, Any]) -> dict[str, int]:
     """Peak bytes of model, optimiser and one step. Runs in a process of its own."""
-    import torch
+    from gsa.bench.memory import peak_of
 
-    from gsa.bench.memory import forget_peak, peak, resident
-    from gsa.train.heap import keep_large_blocks
+    def step() -> None:
+        stepper(_model(setting["mixer"], setting["shape"]), setting["T"], setting["precision"])()
 
-    keep_large_blocks()
-    torch.set_num_threads(setting["threads"])
-    torch.randn(64, 64) @ torch.randn(64, 64)  # starts threads, which is not the step's memory
-    before = resident()
-    forget_peak()
-    stepper(_model(setting["mixer"], setting["shape"]), setting["T"], setting["precision"])()
-    return {"peak": peak() - before}
+    return peak_of(step, setting["threads"])
 
 
 def speed_table(report: dict[str, Any]) -> Table:

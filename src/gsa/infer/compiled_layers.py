@@ -92,6 +92,13 @@ def _heads(layer: Layer, heads: int, queries: int, key_width: int, value_width: 
     h.o = layer.place(heads * queries * value_width)
 
 
+def _norms(layer: Layer, mixer: GatedSlotAttention | Attention | Hybrid) -> None:
+    """The norms of queries and keys."""
+    h = layer.block.heads
+    h.query_norm, h.epsilon = layer.norm(mixer.q_norm)
+    h.key_norm, _ = layer.norm(mixer.k_norm)
+
+
 def _output(
     layer: Layer, mixer: Mixer, o: int, *, gate: int = NOWHERE, norm: str = "none", function: str = "none"
 ) -> None:
@@ -112,8 +119,7 @@ def _head_mixer(layer: Layer, mixer: HeadMixer, values: str = "none", function: 
         feature = "none"
         h.map = layer.rows("feature_map", mixer.feature_map.layer.weight.t())
     if isinstance(mixer, GatedSlotAttention) and mixer.options.qk_norm:
-        h.query_norm, h.epsilon = layer.norm(mixer.q_norm)
-        h.key_norm, _ = layer.norm(mixer.k_norm)
+        _norms(layer, mixer)
     for name, own in (("q", feature), ("k", feature), ("v", values)):
         convolution = layer.convolution_of(mixer, name)
         setattr(h, name, layer.product(getattr(mixer, f"{name}_proj"), function=own, convolution=convolution))
@@ -267,8 +273,7 @@ def _attention_heads(layer: Layer, mixer: Attention | Hybrid) -> None:
         setattr(h, name, layer.product(getattr(mixer, f"{name}_proj")))
     _heads(layer, options.kv_heads, options.heads // options.kv_heads, options.key_width, options.key_width, None)
     if options.qk_norm:
-        h.query_norm, h.epsilon = layer.norm(mixer.q_norm)
-        h.key_norm, _ = layer.norm(mixer.k_norm)
+        _norms(layer, mixer)
     layer.turn(options.rope, options.key_width)
     layer.count_positions()
     _output(layer, mixer, h.o)

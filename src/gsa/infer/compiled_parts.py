@@ -179,8 +179,8 @@ class Parts:
     ) -> int:
         """The place of W x + bias, of x at a place or the layer's own, behind convolution, function and gate.
 
-        The convolution comes with the name of its state; its function is its own unless another is given. The bias is
-        the layer's own as well.
+        The convolution comes with the name of its state; its function is its own unless another is given, and the
+        bias that of the layer.
         """
         weight = packed_weight(layer)
         product = GsaProduct(matrix=weight.matrix(), input=input, output=self.place(weight.N))

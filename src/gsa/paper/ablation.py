@@ -112,7 +112,9 @@ def ablation(
     for name, count in (("tokens", tokens), ("seeds", seeds), ("processes", processes)):
         check_count(f"paper: {name}", count, most=10**12)
     known = TABLES[table]
-    chosen = listed("rows", rows, known, {"all": known})
+    chosen = listed("rows", rows, known, {"all": known}, "paper")
+    if data is None and eval_data is not None:
+        raise GSAError("paper: eval_data does nothing without data: the book in the package keeps a part of itself")
     if quick:
         chosen, tokens, seeds = chosen[:4], min(tokens, 40_000), 1
     folder = folder_of(out)
@@ -120,7 +122,8 @@ def ablation(
         data, eval_data = _packaged_book(folder)
     base = LanguageRun(data=data, eval_data=eval_data or _held_out(data), tokens=tokens)
     found = measure({name: known[name] for name in chosen}, base, seeds, folder / "cells", processes or usable_cores())
-    settings = {"table": table, "seeds": seeds, **asdict(base)}
+    names = {"data": Path(base.data).name, "eval_data": Path(base.eval_data).name}  # no folders of this machine
+    settings = {"table": table, "seeds": seeds, **asdict(base), **names}
     record = save_record(folder / f"{_name(table)}.json", "ablation", settings, rows=found)
     ablation_picture(record, folder / _name(table))
     show(record, ablation_tables(record), json=json, markdown=markdown)

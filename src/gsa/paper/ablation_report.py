@@ -25,7 +25,7 @@ def ablation_tables(record: dict[str, Any]) -> list[Table]:
     if settings["table"] == "paper":
         columns.append(Column("paper's ppl", "paper", "{:.2f}"))
     notes = [
-        f"Mean of {settings['seeds']} seeds, {settings['tokens']:,} tokens each. Δ loss is beside the first row; "
+        f"Mean over seeds ({settings['seeds']}), {settings['tokens']:,} tokens each. Δ loss is beside the first row; "
         "chance is its standard error, from the spread of the seeds."
     ]
     return [Table("Ablations" if settings["table"] == "paper" else "Recipes", columns, rows, notes)]

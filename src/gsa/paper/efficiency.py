@@ -85,14 +85,14 @@ def efficiency(
     if json and markdown:
         raise GSAError("paper: json and markdown exclude each other")
     sizes = QUICK if quick else NORMAL
-    chosen = listed("systems", systems, SYSTEMS, {"all": SYSTEMS})
+    chosen = listed("systems", systems, SYSTEMS, {"all": SYSTEMS}, "paper")
     if size is not None and size not in SIZES:
         raise GSAError(f"paper: size must be one of {', '.join(SIZES)}, got {size!r}")
     sizes = Sizes(
         size or sizes.size,
-        sizes.lengths if lengths is None else tuple(sorted(listed_numbers("lengths", lengths, least=2))),
+        sizes.lengths if lengths is None else tuple(sorted(listed_numbers("lengths", lengths, 2, "paper"))),
         sizes.prompt,
-        sizes.decoded if decoded is None else tuple(sorted(listed_numbers("decoded", decoded, least=1))),
+        sizes.decoded if decoded is None else tuple(sorted(listed_numbers("decoded", decoded, 1, "paper"))),
         sizes.rounds,
     )
     if any(sizes.lengths[-1] % length for length in sizes.lengths):
@@ -199,16 +199,10 @@ def memory_of_step(setting: dict[str, Any]) -> dict[str, int]:
     """Peak bytes of model, optimiser and one step on a CPU. Runs in a process of its own."""
     import torch
 
-    from gsa.bench.memory import forget_peak, peak, resident
-    from gsa.train.heap import keep_large_blocks
+    from gsa.bench.memory import peak_of
 
-    keep_large_blocks()
-    torch.set_num_threads(setting["threads"])
-    torch.randn(64, 64) @ torch.randn(64, 64)  # starts threads, which is not the step's memory
-    before = resident()
-    forget_peak()
-    _step(setting["system"], setting["size"], setting["length"], torch.device("cpu"))
-    return {"peak": peak() - before}
+    step = partial(_step, setting["system"], setting["size"], setting["length"], torch.device("cpu"))
+    return peak_of(step, setting["threads"])
 
 
 def _step(system: str, size: str, length: int, device: torch.device) -> None:

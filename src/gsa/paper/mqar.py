@@ -104,9 +104,9 @@ def mqar(
     setting = "full" if full else "quick" if quick else "scaled"
     grid = SETTINGS[setting]
     if systems is not None:
-        grid = replace(grid, systems=tuple(listed("systems", systems, SYSTEMS, {"all": SYSTEMS})))
+        grid = replace(grid, systems=tuple(listed("systems", systems, SYSTEMS, {"all": SYSTEMS}, "paper")))
     if widths is not None:
-        chosen = tuple(listed_numbers("widths", widths, least=2))
+        chosen = tuple(listed_numbers("widths", widths, least=2, operation="paper"))
         grid = replace(grid, widths=chosen, without=tuple(width for width in grid.without if width in chosen))
     if seeds is not None:
         check_count("paper: seeds", seeds, most=1000)
@@ -181,6 +181,7 @@ def _cost(grid: Grid, processes: int) -> str:
 
     runs = grid.runs()
     seconds = 0.0
+    tell(f"a few steps of each of {len(runs)} models, to tell what all would take")
     for run in runs:
         few = replace(run, examples=3 * run.batch_size, test_examples=1, epochs=1)
         run_recall(settings_of(replace(few, examples=run.batch_size)))  # what happens once

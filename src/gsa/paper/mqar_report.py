@@ -50,8 +50,8 @@ def _columns(record: dict[str, Any], convolution: bool) -> list[Column]:
 
 
 def _notes(record: dict[str, Any]) -> list[str]:
-    seeds = record["settings"]["seeds"]
-    return [f"Mean of {seeds} seeds at the best of {len(record['settings']['rates'])} rates; state in numbers."]
+    seeds, rates = record["settings"]["seeds"], len(record["settings"]["rates"])
+    return [f"Mean over seeds ({seeds}) at the best rate (of {rates}); state in numbers."]
 
 
 def mqar_picture(record: dict[str, Any], path: Path) -> None:

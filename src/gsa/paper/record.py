@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import shlex
 import sys
 import time
@@ -32,9 +33,11 @@ def machine() -> dict[str, Any]:
     }
 
 
-def command() -> str:
-    """What was typed, without the folders of this machine."""
-    return shlex.join(["gsa", *sys.argv[1:]]) if Path(sys.argv[0]).name.startswith("gsa") else "gsa paper"
+def command(what: str) -> str:
+    """What was typed, without the folders of this machine; or that it was called from Python."""
+    if Path(sys.argv[0]).stem not in ("gsa", "__main__"):
+        return f"gsa.paper.{what}, from Python"
+    return shlex.join(["gsa", *(re.sub(r"[^=]*/", "", word) for word in sys.argv[1:])])
 
 
 def folder_of(out: str) -> Path:
@@ -51,7 +54,7 @@ def save_record(path: Path, what: str, settings: dict[str, Any], **found: Any) -
     """Writes and returns the record of an experiment."""
     record = {
         "experiment": what,
-        "command": command(),
+        "command": command(what),
         "date": time.strftime("%Y-%m-%d"),
         "machine": machine(),
         "settings": settings,

@@ -9,6 +9,7 @@ from typing import Any
 
 from gsa.bench.arguments import listed
 from gsa.console import tell
+from gsa.data.shards import Tokens
 from gsa.errors import GSAError
 from gsa.options import check_count
 from gsa.paper.ablation_report import ablation_picture, ablation_tables
@@ -117,10 +118,15 @@ def ablation(
         raise GSAError("paper: eval_data does nothing without data: the book in the package keeps a part of itself")
     if quick:
         chosen, tokens, seeds = chosen[:4], min(tokens, 40_000), 1
+    if data is not None:
+        eval_data = eval_data or _held_out(data)
+        for tokens_folder in (data, eval_data):
+            Tokens.open(tokens_folder)  # which checks it, before anything is written
     folder = folder_of(out)
     if data is None:
         data, eval_data = _packaged_book(folder)
-    base = LanguageRun(data=data, eval_data=eval_data or _held_out(data), tokens=tokens)
+    assert eval_data is not None
+    base = LanguageRun(data=data, eval_data=eval_data, tokens=tokens)
     found = measure({name: known[name] for name in chosen}, base, seeds, folder / "cells", processes or usable_cores())
     names = {"data": Path(base.data).name, "eval_data": Path(base.eval_data).name}  # no folders of this machine
     settings = {"table": table, "seeds": seeds, **asdict(base), **names}

@@ -12,6 +12,8 @@ namespace gsa {
 // weight is scale * (q - zero), with q as stored and a scale and a zero per row and group.
 constexpr int kBlockRows = 16;
 constexpr int kBlockColumns = 32;
+// Activations of so many blocks at most share a scale: sums of products stay integers that floats hold exactly.
+constexpr int64_t kMostShared = 4;
 
 struct Matrix {
     int format;  // GSA_WEIGHT_...
@@ -19,10 +21,18 @@ struct Matrix {
     int64_t blocks;         // along a row, of 32 columns
     int64_t groups;         // along a row
     int64_t group_blocks;   // in a group; the last may have fewer
+    int64_t shared_blocks;  // whose activations share a scale as integers; they divide a group
     const void* weight;     // [N, K] in fp32 or bf16; or [blocks of rows, blocks, bytes of a block]
     const uint16_t* scale;  // bf16 [blocks of rows, groups, 16]
     const uint8_t* zero;    // [blocks of rows, groups, 16]
 };
+
+// The most blocks that may share a scale of activations, so that none of a group's is shared with another group.
+static inline int64_t shared_of(int64_t group_blocks) {
+    int64_t shared = group_blocks < kMostShared ? group_blocks : kMostShared;
+    while (group_blocks % shared != 0) shared--;
+    return shared;
+}
 
 static inline Matrix described(const GsaMatrix& matrix) {
     Matrix m;
@@ -32,6 +42,7 @@ static inline Matrix described(const GsaMatrix& matrix) {
     m.blocks = (m.K + kBlockColumns - 1) / kBlockColumns;
     m.group_blocks = matrix.group == 0 ? m.blocks : matrix.group / kBlockColumns;
     m.groups = (m.blocks + m.group_blocks - 1) / m.group_blocks;
+    m.shared_blocks = shared_of(m.group_blocks);
     m.weight = matrix.weight;
     m.scale = static_cast<const uint16_t*>(matrix.scale);
     m.zero = static_cast<const uint8_t*>(matrix.zero);
@@ -57,7 +68,8 @@ struct Columns {
     float* x;          // [count, stride]
     float* group_sum;  // [count, groups] of the activations in fp32
     // [count, blocks, block_words]: each 32 activations of a block as eight fours of integers, then the scale of these
-    // integers (the bits of a float), then minus their sum (as int16, with zeros above it).
+    // integers (the bits of a float); the first of the blocks that share a scale has minus the sum of all their integers
+    // then (as int16, with zeros above it).
     int32_t* words;
     int words_per_quad;  // 0: fp32 is used; 1: four int8; 2: (0, 2) and (1, 3) as int16
 };

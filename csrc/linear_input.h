@@ -132,24 +132,37 @@ void arrange(const Matrix& m, const Columns& columns) {
     }
 }
 
-// One block x [32]: its integers q [32], whose scale is returned. What is not finite makes the scale NaN, and so every
-// result.
-GSA_INLINE float quantise_block(const float* x, int32_t (&q)[kBlockColumns]) {
-    constexpr float round = 0x1.8p23f;  // added and taken away again, it rounds to nearest, ties to even
-    constexpr int32_t round_bits = 0x4b400000;
+// The scale of integers for x [count], and what x is multiplied with for them. What is not finite makes the scale NaN,
+// and so every result.
+struct IntegerScale {
+    float scale, inverse;
+};
+
+GSA_INLINE IntegerScale integer_scale(const float* x, int64_t count) {
     Floats most{}, poison{};
-    for (int k = 0; k < kBlockColumns; k += W) {
+    for (int64_t k = 0; k < count; k += W) {
         const Floats v = load(x + k), magnitude = v < 0.0f ? -v : v;
         most = magnitude > most ? magnitude : most;
         poison += v * 0.0f;
     }
     const float highest = largest(most), not_finite = sum<float>(poison);
-    const float inverse = highest > 1e-30f ? 127.0f / highest : 0.0f;
+    return {highest / 127.0f + not_finite, highest > 1e-30f ? 127.0f / highest : 0.0f};
+}
+
+// The integers q of one block x [32]; their sum.
+GSA_INLINE int32_t quantise_block(const float* x, float inverse, int32_t (&q)[kBlockColumns]) {
+    constexpr float round = 0x1.8p23f;  // added and taken away again, it rounds to nearest, ties to even
+    constexpr int32_t round_bits = 0x4b400000;
     for (int k = 0; k < kBlockColumns; k += W) {
         const Ints word = bits<Ints>(load(x + k) * inverse + round) - round_bits;
         __builtin_memcpy(q + k, &word, sizeof(word));
     }
-    return highest / 127.0f + not_finite;
+    int32_t total = 0;
+    for (int k = 0; k < kBlockColumns; k++) {
+        q[k] = static_cast<int8_t>(q[k]);  // of what is not finite, any
+        total += q[k];
+    }
+    return total;
 }
 
 // Fours of integers from a block's q [32]; see Columns.
@@ -173,17 +186,18 @@ void quantise(const Matrix& m, const Columns& columns) {
     const int size = block_words(columns.words_per_quad);
     int32_t q[kBlockColumns];
     for (int c = 0; c < columns.count; c++) {
+        const float* x = columns.x + c * columns.stride;
         int32_t* words = columns.words + c * m.blocks * size;
-        for (int64_t b = 0; b < m.blocks; b++, words += size) {
-            const float scale = quantise_block(columns.x + c * columns.stride + b * kBlockColumns, q);
+        for (int64_t begin = 0; begin < m.blocks; begin += m.shared_blocks) {
+            const int64_t end = begin + m.shared_blocks < m.blocks ? begin + m.shared_blocks : m.blocks;
+            const IntegerScale found = integer_scale(x + begin * kBlockColumns, (end - begin) * kBlockColumns);
             int32_t total = 0;
-            for (int k = 0; k < kBlockColumns; k++) {
-                q[k] = static_cast<int8_t>(q[k]);  // of what is not finite, any
-                total += q[k];
+            for (int64_t b = begin; b < end; b++) {
+                total += quantise_block(x + b * kBlockColumns, found.inverse, q);
+                pack_words(q, columns.words_per_quad, words + b * size);
+                words[b * size + size - 2] = bits<int32_t>(found.scale);
             }
-            pack_words(q, columns.words_per_quad, words);
-            words[size - 2] = bits<int32_t>(scale);
-            words[size - 1] = -total & 0xffff;
+            words[begin * size + size - 1] = -total & 0xffff;
         }
     }
 }

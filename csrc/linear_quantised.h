@@ -96,8 +96,8 @@ void multiply_real(const Matrix& m, const Columns& columns, int first, const flo
     finish_rows<C>(m, first, sums, residual, y, stride, row);
 }
 
-// The same for columns of integers. A block's sum of q * x begins with -zero * (sum of x), so that it ends as that of
-// (q - zero) * x: integers below 2^24, which floats hold exactly.
+// The same for columns of integers. The sum of q * x over blocks that share a scale begins with -zero * (sum of x), so
+// that it ends as that of (q - zero) * x: integers below 2^24, which floats hold exactly.
 template <int Bits, int C, class Dot>
 void multiply_integers(const Matrix& m, const Columns& columns, int first, const float* residual, float* y,
                        int64_t stride, int64_t row) {
@@ -113,8 +113,8 @@ void multiply_integers(const Matrix& m, const Columns& columns, int first, const
 #pragma GCC unroll 8
     for (int c = 0; c < C; c++) x[c] = columns.words + (first + c) * m.blocks * kWords;
     int64_t left = m.group_blocks;  // blocks of this group
-    for (int64_t block = 0; block < m.blocks; block++, w += F::bytes) {
-        prefetch(w + m.blocks * F::bytes, share);
+    for (int64_t block = 0; block < m.blocks; block += m.shared_blocks) {
+        const int64_t count = block + m.shared_blocks < m.blocks ? m.shared_blocks : m.blocks - block;
         Ints totals[C][L];
 #pragma GCC unroll 4
         for (int l = 0; l < L; l++) {
@@ -122,30 +122,34 @@ void multiply_integers(const Matrix& m, const Columns& columns, int first, const
 #pragma GCC unroll 8
             for (int c = 0; c < C; c++) totals[c][l] = add_pairs_of(zero, x[c][kSum]);
         }
+        for (int64_t b = 0; b < count; b++, w += F::bytes) {
+            prefetch(w + m.blocks * F::bytes, share);
 #pragma GCC unroll 8
-        for (int j = 0; j < F::chunks; j++) {
+            for (int j = 0; j < F::chunks; j++) {
 #pragma GCC unroll 4
-            for (int l = 0; l < L; l++) {
-                const Ints chunk = load_ints(w + 64 * j + GSA_VECTOR_BYTES * l);
-                const Ints low = Bits == 8 ? chunk : chunk & 0x0f0f0f0f, high = (chunk >> 4) & 0x0f0f0f0f;
+                for (int l = 0; l < L; l++) {
+                    const Ints chunk = load_ints(w + 64 * j + GSA_VECTOR_BYTES * l);
+                    const Ints low = Bits == 8 ? chunk : chunk & 0x0f0f0f0f, high = (chunk >> 4) & 0x0f0f0f0f;
 #pragma GCC unroll 8
-                for (int c = 0; c < C; c++) {
-                    const int32_t* words = x[c] + F::per_chunk / 4 * Dot::words * j;
-                    totals[c][l] = Dot::add(totals[c][l], low, words);
-                    if constexpr (Bits == 4) totals[c][l] = Dot::add(totals[c][l], high, words + Dot::words);
+                    for (int c = 0; c < C; c++) {
+                        const int32_t* words = x[c] + F::per_chunk / 4 * Dot::words * j;
+                        totals[c][l] = Dot::add(totals[c][l], low, words);
+                        if constexpr (Bits == 4) totals[c][l] = Dot::add(totals[c][l], high, words + Dot::words);
+                    }
                 }
             }
+#pragma GCC unroll 8
+            for (int c = 0; c < C; c++) x[c] += kWords;
         }
 #pragma GCC unroll 4
         for (int l = 0; l < L; l++) {
             const Floats scale = load_floats(reinterpret_cast<const BFloat16*>(scales + W * l));
 #pragma GCC unroll 8
             for (int c = 0; c < C; c++)
-                sums[c][l] += __builtin_convertvector(totals[c][l], Floats) * bits<float>(x[c][kScale]) * scale;
+                sums[c][l] += __builtin_convertvector(totals[c][l], Floats) * bits<float>(x[c][kScale - kWords]) * scale;
         }
-#pragma GCC unroll 8
-        for (int c = 0; c < C; c++) x[c] += kWords;
-        if (--left == 0) {
+        left -= count;
+        if (left == 0) {
             left = m.group_blocks;
             scales += kBlockRows;
             zeros += kBlockRows;

@@ -52,7 +52,7 @@ def error(found: Tensor, expected: Tensor) -> float:
 def expected(weight: PackedWeight, x: Tensor, activations: str) -> Tensor:
     """The product in fp64 of what is stored."""
     if activations == "int8":
-        q, scale = quantise_activations(x)
+        q, scale = quantise_activations(x, weight.shared)
         x = (q.double() * scale.double()).flatten(-2)[..., : weight.K]
     return x.double() @ weight.unpack().double().T
 
@@ -77,7 +77,7 @@ def test_any_size(isa: str, format: str, activations: str, N: int, K: int, count
     exact = error <= EXACT * size
     if activations == "int8":
         # An activation halfway between two steps may be rounded to either: one in thousands, and its row is off by it.
-        _, step = quantise_activations(x)
+        _, step = quantise_activations(x, weight.shared)
         assert int((~exact).any(1).sum()) <= 2
         exact |= error <= step.double().amax() * weight.unpack().double().abs().amax() + EXACT * size
     assert exact.all()
@@ -129,6 +129,31 @@ def test_int8_groups(group: int | None, bound: float) -> None:
     for backend in ("reference", "auto"):
         x = torch.randn(3, 700)
         assert error(matvec(packed, x, backend=backend), x.double() @ packed.unpack().double().T) < EXACT
+
+
+SHARED = [(32, 32), (64, 64), (96, 96), (128, 128), (192, 96), (256, 128), (None, 64)]
+
+
+@pytest.mark.parametrize(("group", "shared"), SHARED)
+def test_activations_share_scales_within_groups(group: int | None, shared: int) -> None:
+    packed, x = pack(torch.randn(40, 700), "int8", group), torch.randn(5, 700) * torch.logspace(-2, 2, 700)
+    assert packed.shared == shared  # 22 blocks are a row: two divide it
+    size = x.double().norm(dim=1, keepdim=True) * packed.unpack().double().norm(dim=1)
+    for backend in ("reference", "auto"):
+        y = matvec(packed, x, activations="int8", backend=backend)
+        assert ((y - expected(packed, x, "int8")).abs() <= EXACT * size).all()
+
+
+@needs_native
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("group", [32, 64, 128, 256])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_largest_integers_have_room(isa: str, group: int, sign: int) -> None:
+    use_isa(isa)
+    w = torch.full((20, 512), 255.0 * sign)
+    w[:, ::32] = 0
+    x = torch.full((9, 512), -127.0)
+    assert torch.equal(matvec(pack(w, "int8", group), x, activations="int8", backend="native"), x @ w.T)
 
 
 @pytest.mark.parametrize("format", ["fp32", "bf16", "int8", "int4"])

@@ -26,7 +26,7 @@ def rounded(weight: PackedWeight, x: Tensor, compute: str) -> tuple[Tensor, Tens
     """Weights and activations as they are multiplied, in fp64."""
     if compute == "bf16":
         return weight.unpack().bfloat16().double(), x.bfloat16().double()
-    q, scale = quantise_activations(x)
+    q, scale = quantise_activations(x, weight.shared)
     return weight.unpack().double(), (q.double() * scale.double()).flatten(-2)[..., : weight.K]
 
 
@@ -48,7 +48,7 @@ def check(format: str, compute: str, N: int, K: int, T: int, way: str) -> None:
     else:
         assert exact.all()
     # What the rounding of both factors may do to a sum: half a step of bf16, or of an integer of 7 bits beside the
-    # largest of 32 activations, for each.
+    # largest of the activations that share a scale, for each.
     true, bound = x.double() @ weight.unpack().double().T, 2**-8 if compute == "bf16" else 2**-5
     assert ((y - true).abs() <= bound * (x.double().abs() @ weight.unpack().double().abs().T) + 0.02 * size).all()
 

@@ -52,9 +52,8 @@ def matmul(
             their rows.
         x: Activations; [..., 2 K] with `swiglu`.
         compute: "bf16": x and W are rounded to bf16 and their products added up in fp32. "int8", for int8 and int4
-            weights of one group size: each 32 values of x become integers with a common scale, as in `matvec`. Both
-            need the processor's unit for that; with "-portable" behind the name they do not, which is slow and gives
-            the same bits.
+            weights of one group size: x becomes integers, as in `matvec`. Both need the processor's unit for that; with
+            "-portable" behind the name they do not, which is slow and gives the same bits.
         norm: The weight [K] and the epsilon of an RMSNorm that x goes through first.
         swiglu: x is a gate and a value side by side; what is multiplied is silu(gate) * value.
         residual: [..., N], added to the result.

@@ -1,6 +1,6 @@
 """Matrix-vector products for decoding in torch, on any device.
 
-Letters: K columns of the matrix, C blocks of them.
+Letters: K columns of the matrix, C parts of them that share a scale.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def matvec(call: MatvecCall) -> Tensor:
         gate, value = x.chunk(2, -1)
         x = F.silu(gate) * value
     if call.activations == "int8":
-        q, scale = quantise_activations(x)
+        q, scale = quantise_activations(x, call.weight.shared)
         x = (scale * q.float()).flatten(-2)[..., :width]
     y = F.linear(x, call.weight.unpack())
     if call.residual is not None:
@@ -39,9 +39,10 @@ def matvec(call: MatvecCall) -> Tensor:
     return y if call.out is None else call.out.copy_(y)
 
 
-def quantise_activations(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Integers (int8) and scales of x [..., K], for each 32 values: [..., C, 32] and [..., C, 1], filled with zeros."""
-    blocks = F.pad(x, (0, -x.shape[-1] % COLUMNS)).unflatten(-1, (-1, COLUMNS))
+def quantise_activations(x: Tensor, shared: int = COLUMNS) -> tuple[Tensor, Tensor]:
+    """Integers (int8) and scales of x [..., K], for each `shared` values: [..., C, shared] and [..., C, 1], filled with
+    zeros."""
+    blocks = F.pad(x, (0, -x.shape[-1] % shared)).unflatten(-1, (-1, shared))
     highest = blocks.abs().amax(-1, keepdim=True)
     q = torch.where(highest > 1e-30, blocks * (127 / highest), 0).round()
     return q.nan_to_num(0).to(torch.int8), highest / 127 + (blocks * 0).sum(-1, keepdim=True)  # NaN if not finite

@@ -235,7 +235,7 @@ def test_ours_may_lack_memory_and_nothing_else() -> None:
 
 
 @pytest.mark.usefixtures("small", "cuda")
-def test_a_row_of_what_lacked_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_of_what_lacked_memory(monkeypatch: pytest.MonkeyPatch, fla: list[str]) -> None:
     """The row is there, and empty."""
     monkeypatch.setattr(gpu_ops, "runnable", lambda contenders, where, notes: {"softmax": contenders["softmax"]})
     report = gpu_ops.measure(CPU, True, "auto", lambda what: None)

@@ -68,8 +68,8 @@ struct Columns {
     float* x;          // [count, stride]
     float* group_sum;  // [count, groups] of the activations in fp32
     // [count, blocks, block_words]: each 32 activations of a block as eight fours of integers, then the scale of these
-    // integers (the bits of a float); the first of the blocks that share a scale has minus the sum of all their integers
-    // then (as int16, with zeros above it).
+    // integers (the bits of a float); the first of the blocks that share a scale has minus the sum of all their
+    // integers then (as int16, with zeros above it).
     int32_t* words;
     int words_per_quad;  // 0: fp32 is used; 1: four int8; 2: (0, 2) and (1, 3) as int16
 };

@@ -146,7 +146,8 @@ void multiply_integers(const Matrix& m, const Columns& columns, int first, const
             const Floats scale = load_floats(reinterpret_cast<const BFloat16*>(scales + W * l));
 #pragma GCC unroll 8
             for (int c = 0; c < C; c++)
-                sums[c][l] += __builtin_convertvector(totals[c][l], Floats) * bits<float>(x[c][kScale - kWords]) * scale;
+                sums[c][l] +=
+                    __builtin_convertvector(totals[c][l], Floats) * bits<float>(x[c][kScale - kWords]) * scale;
         }
         left -= count;
         if (left == 0) {

@@ -35,8 +35,8 @@ def matvec(
     Args:
         weight: W, from `pack`.
         x: Activations; [..., 2 K] with `swiglu`.
-        activations: "fp32", or "int8", for int8 and int4 weights: values become integers with a scale for each 32, or for
-            each 128 as the weights have it, which is faster and less exact (a relative error of 0.5 to 0.6% more).
+        activations: "fp32", or "int8", for int8 and int4 weights: values become integers with a scale for each 32, or
+            up to 128 if the weights have such groups, which is faster and less exact (an error of 0.5 to 0.7% more).
         norm: The weight [K] and the epsilon of an RMSNorm that x goes through first.
         swiglu: x is a gate and a value side by side; what is multiplied is silu(gate) * value.
         residual: [..., N], added to the result.

@@ -1,11 +1,13 @@
-"""Students of one teacher side by side, on tokens that none of them has learned from: one pass of the teacher for all.
+"""Students of one teacher side by side, on tokens that none of them has learned from.
 
     python docs/results/distilled.py OUT.json --teacher GGUF --tokens book=heldout-book --tokens squad=heldout-squad \
-        --window window64 window64=students/window64 gsa-0=runs/gsa-0/model ...
+        window64=students/window64 gsa-0=runs/gsa-0/model ... --window window64 --pair hybrid-0 window128-0
 
-Writes cross-entropy, KL and agreement by position for every student and set of tokens, and the share of the loss of the
-student named with `--window` that each recovers, with intervals from drawing rows anew. `--pair A B` adds how far A is
-ahead of B.
+Writes cross-entropy, KL and agreement of every student and set of tokens, row by row and bin by bin of positions. From
+these come the tables: means by position, the share of the loss of the student named with `--window` that each recovers,
+and how far A is ahead of B for each `--pair A B`, with intervals from drawing rows anew.
+
+Students that OUT.json has already are kept as they are, so that each can be measured when it is there.
 """
 
 from __future__ import annotations
@@ -14,29 +16,31 @@ import argparse
 import json
 import math
 import platform
-import re
-import shlex
-import sys
 import time
-from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gsa.convert.audit import Sizes, ahead, shares
-from gsa.convert.by_position import Reading, compare_all
+from gsa.convert.audit import Figure, ahead, shares
+from gsa.convert.by_position import BORDERS, Compared, Reading, compare_all
 from gsa.convert.load import load_teacher
 from gsa.data.shards import Tokens
 from gsa.distill.prepare import spread_rows
+from gsa.errors import GSAError
 from gsa.files import read_json, written
 from gsa.models.checkpoint import read_model
 from gsa.models.lm import LM
 from gsa.table import Column, Table
 
+Record = dict[str, Any]
+FIGURES = ("kl", "student_ce", "agreement")
+"""What is kept of a student beside the teacher's own cross-entropy, as means [rows][bins]."""
 
-def facts(folder: Path, model: LM) -> dict[str, Any]:
+
+def facts(folder: Path, model: LM) -> Record:
     """What a student is, and what it learned from."""
     distilled = read_json(folder / "convert.json").get("distilled") or {}
     settings = distilled.get("settings", {})
@@ -49,108 +53,155 @@ def facts(folder: Path, model: LM) -> dict[str, Any]:
     }
 
 
-def measured(
-    students: dict[str, LM], teacher: LM, rows: Tensor, window: str | None, pairs: list[list[str]]
-) -> dict[str, Any]:
-    """Everything about one set of tokens."""
-    found = compare_all({name: Reading.of(model) for name, model in students.items()}, Reading.of(teacher), rows)
-    whole = {name: compared.place(0) for name, compared in found.items()}
-    report: dict[str, Any] = {
-        "rows": list(rows.shape),
-        "students": {
-            name: {
-                "perplexity": math.exp(place.student_ce),
-                "teacher_perplexity": math.exp(place.teacher_ce),
-                "places": [asdict(one) for one in found[name].places()],
-            }
-            for name, place in whole.items()
-            if place is not None
-        },
+def borders(near: int, length: int) -> list[int]:
+    """Where bins of positions begin and end; none holds positions both within and beyond a window."""
+    return sorted({border for border in (*BORDERS, near, length) if border <= length})
+
+
+def means(figures: Tensor, edges: list[int]) -> list[list[float]]:
+    """Of figures [rows, positions], the mean of each bin."""
+    bins = [figures[:, begin:end].double().mean(1) for begin, end in pairwise(edges)]
+    return [[round(float(x), 6) for x in row] for row in torch.stack(bins, 1)]
+
+
+def compared(found: Record, name: str) -> Compared:
+    """A student's figures, each position with the mean of its bin: all sums over bins are as they were."""
+    widths = torch.tensor(found["borders"]).diff()
+    student = found["students"][name]
+    spread = {
+        figure: torch.tensor(values, dtype=torch.float64).repeat_interleave(widths, 1)
+        for figure, values in (("teacher_ce", found["teacher_ce"]), *((figure, student[figure]) for figure in FIGURES))
     }
-    if window is not None:
-        near = Sizes.of(students[window]).near
-        report["recovered"] = [asdict(figure) for figure in shares(found, window, near)]
-        report["ahead"] = [
-            {"of": second, **asdict(figure)} for first, second in pairs for figure in ahead(found, first, second, near)
+    return Compared(**spread)
+
+
+def add(record: Record, name: str, rows: Tensor, students: dict[str, LM], teacher: LM) -> None:
+    """Puts what students make of a set of tokens into the record."""
+    found = compare_all({key: Reading.of(model) for key, model in students.items()}, Reading.of(teacher), rows)
+    edges = borders(record["near"], rows.shape[1] - 1)
+    theirs = means(next(iter(found.values())).teacher_ce, edges)
+    new = {"rows": list(rows.shape), "borders": edges, "teacher_ce": theirs, "students": {}}
+    report = record["tokens"].setdefault(name, new)
+    if (report["rows"], report["borders"]) != (new["rows"], edges):
+        raise GSAError(f"{name}: expected rows {report['rows']} as before, got {new['rows']}")
+    for key, figures in found.items():
+        report["students"][key] = {figure: means(getattr(figures, figure), edges) for figure in FIGURES}
+
+
+def tables(record: Record) -> list[Table]:
+    """Of every set of tokens: means by position, what is recovered beyond the window, and who is ahead of whom."""
+    shown, window = [], record["window"]
+    for name, found in record["tokens"].items():
+        students = {student: compared(found, student) for student in found["students"]}
+        shown.append(_by_position(f"Cross-entropy by position on {name}, {found['rows'][0]} rows", students))
+        if window not in students:
+            continue
+        near = record["near"]
+        recovered = [(figure.name, figure) for figure in shares(students, window, near)]
+        shown.append(_figures(f"Recovered of what {window} loses, on {name}", recovered, "{:.0%}"))
+        pairs = [
+            (f"{first} of {second}", figure)
+            for first, second in record["pairs"]
+            if first in students and second in students
+            for figure in ahead(students, first, second, near)
         ]
-    return report
+        if pairs:
+            shown.append(_figures(f"Ahead in cross-entropy, on {name}", pairs, "{:+.4f}"))
+    return shown
 
 
-def table(name: str, report: dict[str, Any]) -> Table:
-    """Perplexity, and cross-entropy by position."""
-    students = report["students"]
+def _by_position(title: str, students: dict[str, Compared]) -> Table:
+    """Perplexity and cross-entropy; KL and agreement where the context is longest."""
     first = next(iter(students.values()))
-    bins = [f"{place['begin']}-" + ("" if place["end"] is None else str(place["end"] - 1)) for place in first["places"]]
-    teacher = ["teacher", first["teacher_perplexity"], *(place["teacher_ce"] for place in first["places"])]
-    lines = [
-        [name, found["perplexity"], *(place["student_ce"] for place in found["places"])]
-        for name, found in students.items()
-    ]
-    columns = [Column("model", 0, left=True), Column("perplexity", 1, "{:.2f}")]
-    columns += [Column(header, number, "{:.3f}") for number, header in enumerate(bins, 2)]
-    return Table(f"Cross-entropy by position on {name}, {report['rows'][0]} rows", columns, [teacher, *lines])
+    rows: list[list[Any]] = [["teacher", *_losses(first, "teacher_ce"), None, None]]
+    for name, figures in students.items():
+        last = figures.places()[-1]
+        rows.append([name, *_losses(figures, "student_ce"), last.kl, last.agreement])
+    bins = [place.name for place in first.places()]
+    forms = ["{}", "{:.2f}", *("{:.3f}" for _ in bins), "{:.3f}", "{:.1%}"]
+    headers = ["model", "perplexity", *bins, f"KL, {bins[-1]}", f"same top token, {bins[-1]}"]
+    columns = [Column(header, i, form, left=not i) for i, (header, form) in enumerate(zip(headers, forms, strict=True))]
+    return Table(title, columns, rows)
 
 
-def tables(record: dict[str, Any]) -> list[Table]:
-    """Of every set of tokens, and what is recovered beyond the window."""
-    found = []
-    for name, report in record["tokens"].items():
-        found.append(table(name, report))
-        if report.get("recovered"):
-            title = f"Recovered of what {record['window']} loses, on {name}"
-            found.append(_figures(title, report["recovered"], "{:.0%}"))
-        if report.get("ahead"):
-            ahead = [{**one, "name": f"{one['name']} of {one['of']}"} for one in report["ahead"]]
-            found.append(_figures(f"Ahead in cross-entropy, on {name}", ahead, "{:+.4f}"))
-    return found
+def _losses(figures: Compared, of: str) -> list[float]:
+    """Perplexity over all positions, and the cross-entropy of each bin."""
+    return [math.exp(float(getattr(figures, of).mean())), *(getattr(place, of) for place in figures.places())]
 
 
-def _figures(title: str, figures: list[dict[str, Any]], form: str) -> Table:
+def _figures(title: str, rows: list[tuple[str, Figure]], form: str) -> Table:
     """Figures with their intervals."""
     columns = [
-        Column("model", "name", left=True),
-        Column("positions", lambda row: f"{row['begin']}-" + ("" if row["end"] is None else str(row["end"] - 1))),
-        Column("value", "value", form),
-        Column("from", "low", form),
-        Column("to", "high", form),
+        Column("model", 0, left=True),
+        Column("positions", lambda row: row[1].positions),
+        Column("value", lambda row: row[1].value, form),
+        Column("from", lambda row: row[1].low, form),
+        Column("to", lambda row: row[1].high, form),
     ]
-    return Table(title, columns, figures, ["Intervals hold 95% of what comes of rows drawn anew."])
+    return Table(title, columns, rows, ["Intervals hold 95% of what comes of rows drawn anew."])
 
 
-def main(args: list[str]) -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("out", type=Path)
-    parser.add_argument("students", nargs="+", metavar="NAME=FOLDER")
-    parser.add_argument("--teacher", required=True)
-    parser.add_argument("--tokens", action="append", required=True, metavar="NAME=FOLDER")
-    parser.add_argument("--window", metavar="NAME", help="the student whose losses are to be recovered")
-    parser.add_argument("--pair", nargs=2, action="append", default=[])
-    parser.add_argument("--rows", type=int, default=24)
-    parser.add_argument("--length", type=int, default=1024)
-    given = parser.parse_args(args)
-    began, teacher = time.time(), load_teacher(given.teacher)
-    places = {name: Path(folder) for name, _, folder in (one.partition("=") for one in given.students)}
-    students = {name: read_model(place, dtype=torch.float32).eval() for name, place in places.items()}
-    report: dict[str, Any] = {
+def begun(out: Path, teacher: str, tokens: dict[str, str], near: int) -> Record:
+    """The record that a file has, or a new one."""
+    names = " ".join(f"--tokens {name}={Path(folder).name}" for name, folder in tokens.items())
+    record = {
         "experiment": "distilled",
-        "command": shlex.join(
-            ["python", "docs/results/distilled.py", *(re.sub(r"[^=]*/", "", word) for word in args)]
-        ),  # without the folders of this machine
+        "command": f"python docs/results/distilled.py {out.name} NAME=FOLDER ... --teacher {Path(teacher).name} "
+        + names,
         "date": time.strftime("%Y-%m-%d"),
-        "machine": {"processor": platform.machine(), "threads": torch.get_num_threads(), "torch": torch.__version__},
-        "window": given.window,
-        "students": {name: facts(places[name], model) for name, model in students.items()},
+        "machine": {"processor": platform.machine(), "torch": torch.__version__},
+        "near": near,
+        "window": None,
+        "pairs": [],
+        "students": {},
         "tokens": {},
     }
-    for one in given.tokens:
-        name, _, folder = one.partition("=")
-        rows = spread_rows(Tokens.open(folder), given.length, given.rows)
-        report["tokens"][name] = measured(students, teacher, rows, given.window, given.pair)
-    report["seconds"] = round(time.time() - began)
-    print("\n\n".join(one.markdown() for one in tables(report)))
+    if not out.exists():
+        return record
+    old = read_json(out)
+    if (old["command"], old["near"]) != (record["command"], near):
+        raise GSAError(f"{out} is of other tokens or another window: {old['command']}, near {old['near']}")
+    return old | {"date": record["date"]}
+
+
+def named(text: str) -> tuple[str, str]:
+    """What stands before and behind an equals sign."""
+    name, equals, folder = text.partition("=")
+    if not (name and equals and folder):
+        raise argparse.ArgumentTypeError(f"expected NAME=FOLDER, got {text!r}")
+    return name, folder
+
+
+def main(args: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("out", type=Path)
+    parser.add_argument("students", nargs="*", type=named, metavar="NAME=FOLDER")
+    parser.add_argument("--teacher", required=True)
+    parser.add_argument("--tokens", action="append", required=True, type=named, metavar="NAME=FOLDER")
+    parser.add_argument("--window", metavar="NAME", help="the student whose losses are to be recovered")
+    parser.add_argument("--pair", nargs=2, action="append", default=[], metavar=("A", "B"))
+    parser.add_argument("--near", type=int, default=68, help="tokens that the window and its sinks hold")
+    parser.add_argument("--rows", type=int, default=24)
+    parser.add_argument("--length", type=int, default=1024)
+    given = parser.parse_intermixed_args(args)
+    record = begun(given.out, given.teacher, dict(given.tokens), given.near)
+    folders = {name: Path(folder) for name, folder in given.students if name not in record["students"]}
+    if folders:
+        teacher = load_teacher(given.teacher)
+        models = {name: read_model(folder, dtype=torch.float32).eval() for name, folder in folders.items()}
+        for name, folder in given.tokens:
+            rows = spread_rows(Tokens.open(folder), given.length, given.rows)
+            add(record, name, rows, models, teacher)
+        record["students"] |= {name: facts(folder, models[name]) for name, folder in folders.items()}
+    record["window"] = given.window or record["window"]
+    record["pairs"] += [pair for pair in given.pair if pair not in record["pairs"]]
+    for name in {record["window"] or "", *(name for pair in record["pairs"] for name in pair)} - {""}:
+        if name not in record["students"]:
+            raise GSAError(f"{name} is no student of {given.out}; it has {', '.join(record['students'])}")
     with written(given.out) as file:
-        file.write_text(json.dumps(report, indent=1) + "\n")
+        file.write_text(json.dumps(record) + "\n")
+    print("\n\n".join(one.markdown() for one in tables(record)))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -65,7 +65,7 @@ def written(path: Path, case: str = "llama", quantise: bool = False, more: Field
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)
     _add_tokenizer(writer)
-    for key, value in (more or {}).items():
+    for key, value in {"add_tokenizer_pre": "smollm", **(more or {})}.items():
         getattr(writer, key)(value)
     weights = model.state_dict()
     if config.tie_word_embeddings:
@@ -96,7 +96,6 @@ def _add_tokenizer(writer: Any) -> None:
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
     letters = list(bytes_to_unicode().values())[:-1]  # the last, a soft hyphen, makes room for a merge
     writer.add_token_list([*letters, "ab", "<|end|>"])
     writer.add_token_types([*[1] * 256, 3])
@@ -131,6 +130,29 @@ def test_quantised_weights_are_what_they_stand_for(tmp_path: Path) -> None:
         quantised = expected.dim() == 2 and expected.shape[1] % 32 == 0
         assert torch.equal(found, expected) != quantised, name
         assert (found - expected).abs().max() <= expected.abs().max() / 127
+
+
+@pytest.mark.parametrize(
+    ("rule", "pieces"),
+    [
+        ("smollm", ["a", "ĠĠ", "1", "2", "b"]),  # as llama.cpp cuts it, and the model's own tokenizer
+        ("gpt-2", ["a", "Ġ", "Ġ12", "b"]),
+        ("qwen2", ["a", "Ġ", "Ġ", "1", "2", "b"]),  # by transformers
+    ],
+)
+def test_text_is_split_as_the_file_says(tmp_path: Path, rule: str, pieces: list[str]) -> None:
+    from tokenizers import Tokenizer
+
+    open_source(written(tmp_path / "a.gguf", more={"add_tokenizer_pre": rule})).write_companions(tmp_path)
+    split = Tokenizer.from_file(str(tmp_path / "tokenizer.json")).pre_tokenizer
+    assert [piece for piece, _ in split.pre_tokenize_str("a  12b")] == pieces
+
+
+def test_an_unknown_way_to_split_text_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.gguf", more={"add_tokenizer_pre": "odd"})
+    with pytest.raises(GSAError, match=r"tokenizer\.ggml\.pre is 'odd': how it splits text is not known"):
+        made(path, tmp_path / "out", Choices(to="gsa"))
+    assert not (tmp_path / "out").exists()
 
 
 def test_tokenizer_and_chat_template_come_along(tmp_path: Path) -> None:

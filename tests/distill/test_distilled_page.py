@@ -57,7 +57,9 @@ def test_students_are_added_and_figures_are_those_of_all_tokens(folder: Path, ca
     for table, expected in ((recovered, shares(found, "small", NEAR)), (pairs, ahead(found, "wide", "small", NEAR))):
         assert [figure.positions for _, figure in table.rows] == [figure.positions for figure in expected]
         for (_, own), true in zip(table.rows, expected, strict=True):
-            assert (own.value, own.low, own.high) == pytest.approx((true.value, true.low, true.high), rel=1e-3, abs=1e-5)
+            assert (own.value, own.low, own.high) == pytest.approx(
+                (true.value, true.low, true.high), rel=1e-3, abs=1e-5
+            )
 
 
 def test_what_does_not_fit_is_refused(folder: Path) -> None:

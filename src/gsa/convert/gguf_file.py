@@ -38,6 +38,11 @@ _FIELDS = {
     "rope.freq_base": "rope_theta",
     "vocab_size": "vocab_size",
 }
+BYTE_LEVEL = "gpt2"
+"""What GGUF calls tokenizers of bytes, which come with the name of a rule that splits text before they see it."""
+LIKE_GPT2 = (None, "default", "gpt-2", "phi-2")
+DIGITS_FIRST = ("smollm", "starcoder", "refact")
+"""Rules: as GPT-2 does; the same behind digits that are split off one by one. transformers knows others."""
 _SPECIAL = {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "padding_token_id": "pad_token_id"}
 _TENSORS = {
     "token_embd": "model.embed_tokens",
@@ -160,7 +165,22 @@ class GGUFSource(Source):
         before = {path.name for path in folder.iterdir()}
         loaded("AutoTokenizer", self.place).save_pretrained(folder)
         _drop_tokens(folder, int(self.fields["vocab_size"]))
+        if self._value("tokenizer.ggml.model") == BYTE_LEVEL:
+            self._split_as_told(folder / JSON)
         return sorted({path.name for path in folder.iterdir()} - before)
+
+    def _split_as_told(self, path: Path) -> None:
+        """Has a tokenizer of bytes split text as the file names it, where transformers does not know the name."""
+        rule, content = self._value("tokenizer.ggml.pre"), read_json(path)
+        if (content["pre_tokenizer"] or {}).get("type") != "ByteLevel" or rule in LIKE_GPT2:
+            return
+        if rule not in DIGITS_FIRST:
+            raise GSAError(
+                f"convert: {self.place}: tokenizer.ggml.pre is {quoted(rule)}: how it splits text is not known"
+            )
+        digits = {"type": "Digits", "individual_digits": True}
+        content["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [digits, content["pre_tokenizer"]]}
+        path.write_text(json.dumps(content, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _drop_tokens(folder: Path, count: int) -> None:

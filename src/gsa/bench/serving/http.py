@@ -11,7 +11,7 @@ from typing import Any
 from gsa.errors import GSAError
 
 HOST = "127.0.0.1"
-MAX_LINE = 2**20
+MAX_READ = 2**16
 
 
 class Connection:
@@ -84,7 +84,7 @@ class Connection:
     async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         if self._reader is None or self._writer is None or self._reader.at_eof():
             self.close()
-            self._reader, self._writer = await asyncio.open_connection(HOST, self._port, limit=MAX_LINE)
+            self._reader, self._writer = await asyncio.open_connection(HOST, self._port)
         return self._reader, self._writer
 
 
@@ -96,9 +96,21 @@ async def _head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
 
 
 async def _chunks(reader: asyncio.StreamReader) -> AsyncGenerator[bytes, None]:
-    while size := int((await reader.readuntil(b"\r\n")).partition(b";")[0], 16):
-        yield (await reader.readexactly(size + 2))[:-2]
-    await reader.readuntil(b"\r\n")
+    """The parts of a body that tells their sizes; all that has come by now is read at once, for there are many."""
+    held = b""
+    while True:
+        head, found, rest = held.partition(b"\r\n")
+        size = int(head.partition(b";")[0], 16) if found else 0
+        if found and len(rest) >= size + 2:
+            if size == 0:
+                return
+            yield rest[:size]
+            held = rest[size + 2 :]
+            continue
+        more = await reader.read(MAX_READ)
+        if not more:
+            raise EOFError("the connection ended in the midst of an answer")
+        held += more
 
 
 async def _sized(reader: asyncio.StreamReader, headers: dict[str, str]) -> AsyncGenerator[bytes, None]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from gsa.bench.serving.answers import Answer
-from gsa.bench.serving.clients import answered
+from gsa.bench.serving.clients import ANSWER_SECONDS, FAILURES, answered
 from gsa.bench.serving.http import Connection
 from gsa.bench.serving.processes import Server
 from gsa.bench.serving.questions import opening, second_turn
@@ -32,30 +33,35 @@ def turns(
     seed: int,
     threads: int | None,
 ) -> dict[str, Any]:
-    """Medians of so many conversations of about so many tokens. Those that go on after the restart are others than
-    those that go on before it, so that their second turn is new to the server then, too."""
-    tick(f"{called(contender.about)}: conversations")
-    with TemporaryDirectory(dir=folder) as states:
-        first: list[float] = []
-        with contender.served(places=1, threads=threads, folder=Path(states)) as server:
-            told = [_begun(server, opening(seed, number, tokens), first) for number in range(2 * repeats)]
-            second = [_asked(server, messages)[0] for messages in told[:repeats]]
-        with contender.served(places=1, threads=threads, folder=Path(states)) as server:
-            restarted = [_asked(server, messages)[0] for messages in told[repeats:]]
+    """Medians of so many times two conversations of about so many tokens: one goes on at once, the other is begun last
+    before a restart and goes on first after it, so that a server that remembers little can remember it, too."""
+    first: list[Answer] = []
+    second: list[Answer] = []
+    restarted: list[Answer] = []
+    for number in range(repeats):
+        tick(f"{called(contender.about)}: conversations, {number + 1} of {repeats}")
+        serve = partial(contender.served, places=1, threads=threads)
+        with TemporaryDirectory(dir=folder) as kept:
+            with serve(folder=Path(kept)) as server:
+                messages = _begun(server, opening(seed, 2 * number, tokens), first)
+                second.append(_asked(server, messages)[0])
+                messages = _begun(server, opening(seed, 2 * number + 1, tokens), first)
+            with serve(folder=Path(kept)) as server:
+                restarted.append(_asked(server, messages)[0])
     return {
         **contender.about,
         "tokens": tokens,
-        "first_turn": median(first),
+        "first_turn": median(map(_first_token, first)),
         "second_turn": median(map(_first_token, second)),
         "after_restart": median(map(_first_token, restarted)),
         "cached_after_restart": median(answer.cached for answer in restarted),
     }
 
 
-def _begun(server: Server, messages: Messages, times: list[float]) -> Messages:
-    """Has the first turn answered, notes when its first token came, and returns what the second one is asked with."""
+def _begun(server: Server, messages: Messages, answers: list[Answer]) -> Messages:
+    """Has the first turn answered, notes its answer, and returns what the second one is asked with."""
     answer, text = _asked(server, messages)
-    times.append(_first_token(answer))
+    answers.append(answer)
     return second_turn(messages, text)
 
 
@@ -64,9 +70,12 @@ def _asked(server: Server, messages: Messages) -> tuple[Answer, str]:
 
     async def ask() -> tuple[Answer, str]:
         async with Connection(server.port) as connection:
-            return await answered(connection, CHAT, body)
+            return await asyncio.wait_for(answered(connection, CHAT, body), ANSWER_SECONDS)
 
-    answer, text = asyncio.run(ask())
+    try:
+        answer, text = asyncio.run(ask())
+    except FAILURES as error:
+        raise GSAError(f"bench: a conversation failed: {type(error).__name__}: {error}") from None
     if not answer.arrivals:
         raise GSAError("bench: a server answered a conversation with nothing")
     return answer, text

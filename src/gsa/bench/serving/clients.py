@@ -16,7 +16,9 @@ from gsa.errors import GSAError
 
 COMPLETIONS = "/v1/completions"
 CACHE_BYTES = "gsa_cache_nbytes"
-FAILURES = (GSAError, OSError, EOFError, ValueError, asyncio.LimitOverrunError)
+ANSWER_SECONDS = 600.0
+"""For an answer at most, and the time that it waits for its turn."""
+FAILURES = (GSAError, OSError, EOFError, ValueError, asyncio.LimitOverrunError, asyncio.TimeoutError)
 
 
 def ask(setting: dict[str, Any]) -> dict[str, Any]:
@@ -66,7 +68,7 @@ class _Crowd:
                 if time.perf_counter() >= self._end:
                     return
                 try:
-                    answer, text = await answered(connection, COMPLETIONS, body)
+                    answer, text = await asyncio.wait_for(answered(connection, COMPLETIONS, body), ANSWER_SECONDS)
                 except FAILURES as error:
                     self.errors.append(f"{type(error).__name__}: {error}")
                     await asyncio.sleep(0.2)

@@ -16,7 +16,7 @@ def tables(report: dict[str, Any]) -> list[Table]:
     beneath the last."""
     parts = (("load", load_table), ("rivals", rivals_table), ("chats", chats_table))
     found = [make(report[name]) for name, make in parts if report[name]]
-    found = found or [Table("Nothing was measured", [Column("", 0)], [])]
+    found = found or [Table("Serving", [Column("nothing was measured", 0)], [])]
     left_out = [f"left out: {why}" for why in report["missing"]]
     machine = f"{report['threads']} threads, {report['isa']}, torch {report['torch']}"
     return [*found[:-1], replace(found[-1], notes=[*found[-1].notes, *left_out, machine])]

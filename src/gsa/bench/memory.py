@@ -18,16 +18,19 @@ from gsa.errors import GSAError
 
 def measured_alone(task: str, setting: dict[str, Any]) -> dict[str, Any]:
     """What the function `module:name` returns for a setting, called in a fresh process."""
-    run = subprocess.run(
-        [sys.executable, "-m", "gsa.bench.memory", task, json.dumps(setting)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if run.returncode:
-        lines = run.stderr.strip().splitlines() or ["no message"]
+    command = [sys.executable, "-m", "gsa.bench.memory", task, json.dumps(setting)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with process:
+        try:
+            told, said = process.communicate()
+        except BaseException:
+            process.kill()
+            process.wait()  # `subprocess.run` would leave a process behind that is still about to end
+            raise
+    if process.returncode:
+        lines = said.strip().splitlines() or ["no message"]
         raise GSAError(f"bench: a measurement in a process of its own failed: {lines[-1]}")
-    return json.loads(run.stdout)
+    return json.loads(told)
 
 
 def measurable() -> bool:

@@ -61,12 +61,8 @@ def rivals_table(rows: list[Row]) -> Table:
 
 
 def chats_table(rows: list[Row]) -> Table:
-    """Ours are compared with the better one of the others, if there are any."""
-    theirs = [row["after_restart"] for row in rows if row["server"] != OURS]
-
-    def ratio(row: Row) -> float | None:
-        return min(theirs) / row["after_restart"] if theirs and row["server"] == OURS else None
-
+    """Ours are compared with each of the others, if there are any."""
+    others = [row for row in rows if row["server"] != OURS]
     columns = [
         _SERVER,
         _MODEL,
@@ -74,14 +70,22 @@ def chats_table(rows: list[Row]) -> Table:
         Column("second\nturn", lambda row: _ms(row["second_turn"])),
         Column("after a\nrestart", lambda row: _ms(row["after_restart"])),
         Column("cached\ntokens", lambda row: row["cached_after_restart"] if row["server"] == OURS else None, "{:.0f}"),
-        *([Column("ratio", ratio, "{:.1f}x")] if theirs else []),
+        *(_ratio(other) for other in others),
     ]
     notes = [
         "ms to the first token, medians; every turn tells the whole conversation; after a restart: the second turn, "
         "with what the server has kept on disk; cached: tokens of that turn that were not read again",
-        *(["ratio: the shortest time of llama.cpp after a restart over ours"] if theirs else []),
+        *(["ratio: the time of llama.cpp after a restart over ours; disk: if it has a cache there"] if others else []),
     ]
     return Table(f"Conversations of about {rows[0]['tokens']:,} tokens", columns, rows, notes)
+
+
+def _ratio(other: Row) -> Column:
+    """How many times as long another server takes after a restart."""
+    header = f"ratio{other['server'].removeprefix('llama.cpp').replace(', ', chr(10))}"
+    return Column(
+        header, lambda row: other["after_restart"] / row["after_restart"] if row["server"] == OURS else None, "{:.1f}x"
+    )
 
 
 def _title(rows: list[Row]) -> str:

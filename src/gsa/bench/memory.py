@@ -18,16 +18,19 @@ from gsa.errors import GSAError
 
 def measured_alone(task: str, setting: dict[str, Any]) -> dict[str, Any]:
     """What the function `module:name` returns for a setting, called in a fresh process."""
-    run = subprocess.run(
-        [sys.executable, "-m", "gsa.bench.memory", task, json.dumps(setting)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if run.returncode:
-        lines = run.stderr.strip().splitlines() or ["no message"]
-        raise GSAError(f"bench: the memory measurement failed: {lines[-1]}")
-    return json.loads(run.stdout)
+    command = [sys.executable, "-m", "gsa.bench.memory", task, json.dumps(setting)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with process:
+        try:
+            told, said = process.communicate()
+        except BaseException:
+            process.kill()
+            process.wait()  # `subprocess.run` would leave a process behind that is still about to end
+            raise
+    if process.returncode:
+        lines = said.strip().splitlines() or ["no message"]
+        raise GSAError(f"bench: a measurement in a process of its own failed: {lines[-1]}")
+    return json.loads(told)
 
 
 def measurable() -> bool:
@@ -35,9 +38,9 @@ def measurable() -> bool:
     return Path("/proc/self/clear_refs").exists()
 
 
-def resident() -> int:
-    """Bytes of this process that are in memory now."""
-    return _status("VmRSS")
+def resident(process: int | None = None) -> int:
+    """Bytes of a process that are in memory now; of this one unless told otherwise."""
+    return _status("VmRSS", process)
 
 
 def forget_peak() -> None:
@@ -77,8 +80,8 @@ def gpu_peak(f: Callable[[], object]) -> int:
     return torch.cuda.max_memory_allocated() - before
 
 
-def _status(field: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
+def _status(field: str, process: int | None = None) -> int:
+    for line in Path(f"/proc/{process or 'self'}/status").read_text().splitlines():
         if line.startswith(field):
             return int(line.split()[1]) * 1024
     raise GSAError(f"bench: this system does not report {field}")

@@ -66,14 +66,12 @@ def serve(
         drain_seconds: Seconds that answers may still take after SIGTERM or Ctrl-C.
     """
     from gsa.console import tell
-    from gsa.devices import use_device
     from gsa.extras import require
+    from gsa.serve.collector import kept_for_good
     from gsa.threads import use_threads
 
     for package in ("fastapi", "uvicorn", "prometheus_client"):
         require(package, "serve: the HTTP interface")
-    from gsa.serve.run import bound, open_serving, run
-
     settings = ServeSettings(
         api_key=api_key or os.environ.get("GSA_API_KEY") or None,
         origins=tuple(origins or ()),
@@ -89,8 +87,12 @@ def serve(
         state_dir_mb=state_dir_mb,
         drain_seconds=drain_seconds,
     )
-    use_threads(threads)
-    listener = bound(host, port)
-    serving = open_serving(model, settings, name=name, weights=weights, compute=compute, device=device, say=tell)
-    use_device(serving.texts.engine.model.device)
+    with kept_for_good():
+        from gsa.devices import use_device
+        from gsa.serve.run import bound, open_serving, run
+
+        use_threads(threads)
+        listener = bound(host, port)
+        serving = open_serving(model, settings, name=name, weights=weights, compute=compute, device=device, say=tell)
+        use_device(serving.texts.engine.model.device)
     run(serving, host, listener, tell)

@@ -212,6 +212,11 @@ GSA = Group(
                     "Log-likelihoods by our reader beside the harness's type `hf`, on a GSA model in the shape of "
                     "SmolLM2-135M.",
                 ),
+                "serve": Verb(
+                    "gsa.bench.serve:serve",
+                    "Many streaming clients of `gsa serve` over HTTP, beside the engine itself and beside llama.cpp's "
+                    "server.",
+                ),
                 "busy": Verb(
                     "gsa.bench.busy:busy",
                     "Speed with the threads chosen by default, beside one thread and all of them, while other "

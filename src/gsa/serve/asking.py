@@ -66,20 +66,19 @@ class Asking:
 
         A batch is empty if nothing came for so many seconds. An answer that fails raises its error.
         """
-        loop = asyncio.get_running_loop()
-        while self._left:
-            timer = loop.call_later(patience, self._wake.set)
-            await self._wake.wait()
-            timer.cancel()
-            self._wake.clear()
-            heard, self._heard = self._heard, []
-            pieces: list[tuple[int, Piece]] = []
-            for index, event in heard:
-                if isinstance(event, GSAError):
-                    raise event
-                self._measure(index, event)
-                pieces.append((index, event))
-            yield pieces
+        with _Alarm(self._wake.set, patience) as alarm:
+            while self._left:
+                await self._wake.wait()
+                self._wake.clear()
+                alarm.since = time.monotonic()
+                heard, self._heard = self._heard, []
+                pieces: list[tuple[int, Piece]] = []
+                for index, event in heard:
+                    if isinstance(event, GSAError):
+                        raise event
+                    self._measure(index, event)
+                    pieces.append((index, event))
+                yield pieces
 
     def generation(self, index: int) -> Generation:
         """What is known of an answer that has begun."""
@@ -100,6 +99,33 @@ class Asking:
             if piece.reason == "cancelled":
                 raise ApiError(503, "the server stopped before the answer was complete", code="draining")
             self._metrics.finished(self.generation(index))
+
+
+class _Alarm:
+    """Rings whenever so many seconds have passed since `since`, which may be moved on. One timer does for many waits:
+    to set one for each would be a good part of the work of sending a token."""
+
+    def __init__(self, ring: Callable[[], None], seconds: float) -> None:
+        self.since = time.monotonic()
+        self._ring, self._seconds = ring, seconds
+        self._wait(seconds)
+
+    def __enter__(self) -> _Alarm:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._timer.cancel()
+
+    def _wait(self, seconds: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._check)
+
+    def _check(self) -> None:
+        left = self.since + self._seconds - time.monotonic()
+        if left <= 0:
+            self._ring()
+        self._wait(left if left > 0 else self._seconds)
 
 
 async def unless_left(request: Request, work: Awaitable[Result]) -> Result:

@@ -80,10 +80,13 @@ def error_of(error: Exception) -> ApiError:
     return ApiError(500, f"the server failed on this request ({type(error).__name__}); its log tells more")
 
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+"""Made once: `json.dumps` would make one for every token that is sent."""
+
+
 def as_json(content: Any) -> str:
     """JSON as it goes out, in which halves of surrogates are written as JSON writes them."""
-    text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return text.encode("utf-8", "backslashreplace").decode()
+    return _ENCODER.encode(content).encode("utf-8", "backslashreplace").decode()
 
 
 class JsonResponse(Response):

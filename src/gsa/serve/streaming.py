@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
+from fastapi.sse import KEEPALIVE_COMMENT
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -22,8 +22,9 @@ Events = AsyncGenerator[bytes, None]
 
 
 def event(content: Any, name: str | None = None) -> bytes:
-    """One event as it goes over the wire."""
-    return format_sse_event(data_str=as_json(content), event=name)
+    """One event as it goes over the wire; JSON has no line breaks, so its data is one line."""
+    named = "" if name is None else f"event: {name}\n"
+    return f"{named}data: {as_json(content)}\n\n".encode()
 
 
 class EventStream(Response):

@@ -12,7 +12,7 @@ from tests.cli.running import run
 COMPLETED = {
     "gsa gen": ["generate"],
     "gsa data pre": ["prepare"],
-    "gsa bench ": ["ops", "traffic", "accuracy", "linear", "decode", "prefill", "eval", "busy", "train"],
+    "gsa bench ": ["ops", "traffic", "accuracy", "linear", "decode", "prefill", "eval", "serve", "busy", "train"],
     "gsa generate --tem": ["--temperature"],
     "gsa generate --weights b": ["bf16"],
     "gsa generate --compute i": ["int8"],

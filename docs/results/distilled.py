@@ -36,6 +36,8 @@ from gsa.models.lm import LM
 from gsa.table import Column, Table
 
 Record = dict[str, Any]
+HYBRID = "hybrid"
+"""The mixer whose slots may recover what its window loses; others have no window."""
 FIGURES = ("kl", "student_ce", "agreement")
 """What is kept of a student beside the teacher's own cross-entropy, as means [rows][bins]."""
 
@@ -97,7 +99,8 @@ def tables(record: Record) -> list[Table]:
         if window not in students:
             continue
         near = record["near"]
-        recovered = [(figure.name, figure) for figure in shares(students, window, near)]
+        hybrids = {student: students[student] for student in students if record["students"][student]["mixer"] == HYBRID}
+        recovered = [(figure.name, figure) for figure in shares(hybrids, window, near)]
         shown.append(_figures(f"Recovered of what {window} loses, on {name}", recovered, "{:.0%}"))
         pairs = [
             (f"{first} of {second}", figure)

@@ -29,7 +29,7 @@ Weight = TypeVar("Weight")
 
 GROUPS = {"int8": 64, "int4": 32}
 """Columns of a weight that share a scale, and activations with them where they become integers. With 64, sums of
-products in int8 become floats half as often as with 32, and losses stay; with 128 they do not (docs/log.md)."""
+products in int8 become floats half as often as with 32, and losses hardly rise; with 128 they do (docs/log.md)."""
 
 
 class Unpacker:

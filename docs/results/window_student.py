@@ -2,8 +2,8 @@
 
     python docs/results/window_student.py SOURCE OUT --window 128
 
-SOURCE is what `gsa convert` takes. A hybrid must have a slot; the one of this student counts for e^-inf, so that it
-neither says anything nor learns.
+SOURCE is what `gsa convert` takes. A hybrid must have a slot; the one of this student counts for e^-10000, which is 0
+in every engine, so that it neither says anything nor learns.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from gsa.convert.run import convert
 from gsa.convert.students import Choices
 from gsa.files import written
 
+CLOSED = -1e4
+"""Not minus infinity: weights that are trained have to be finite."""
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
@@ -29,7 +32,7 @@ def main() -> None:
     tensors = load_file(weights)
     for name, tensor in tensors.items():
         if name.endswith(".slot_bias"):
-            tensor.fill_(float("-inf"))
+            tensor.fill_(CLOSED)
     with written(weights) as file:
         save_file(tensors, file, metadata={"format": "pt"})
 

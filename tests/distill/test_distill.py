@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from gsa.convert import load
 from gsa.distill import distill, stage
@@ -42,6 +43,21 @@ def test_new_parts_alone_are_trained_if_asked_for(tmp_path: Path) -> None:
     assert changed <= set(record["distilled"]["trained"])
     assert record["distilled"]["tokens"] == {"align": 768, "distil": 768}
     assert "Distilled from its teacher" in (tmp_path / "run" / "model" / "README.md").read_text()
+
+
+def test_slots_that_are_closed_for_good_stay_closed(tmp_path: Path) -> None:
+    """So a window alone can be trained like a hybrid (docs/results/window_student.py)."""
+    material(tmp_path)
+    file = tmp_path / "student" / "model.safetensors"
+    tensors = load_weights(tmp_path / "student")
+    closed = {name: tensor.fill_(-1e4) for name, tensor in tensors.items() if name.endswith(".slot_bias")}
+    save_file(tensors, file, metadata={"format": "pt"})
+    distill(settings(tmp_path))
+    after = weights(tmp_path)
+    assert closed
+    assert all(torch.equal(after[name], closed[name]) for name in closed)
+    assert all(tensor.isfinite().all() for name, tensor in after.items() if name not in closed)
+    assert any(not torch.equal(after[name], tensors[name]) for name in after if "q_proj" in name)
 
 
 def test_all_can_be_trained(tmp_path: Path) -> None:

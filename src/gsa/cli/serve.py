@@ -24,6 +24,7 @@ def serve(
     threads: int | None = None,
     max_concurrency: int = _DEFAULT.max_concurrency,
     max_queue: int = _DEFAULT.max_queue,
+    events_per_second: float = _DEFAULT.events_per_second,
     max_tokens: int = _DEFAULT.max_tokens,
     max_prompt_tokens: int = _DEFAULT.max_prompt_tokens,
     max_body_mb: int = _DEFAULT.max_body_mb,
@@ -54,6 +55,8 @@ def serve(
         threads: Threads of torch; its own choice by default.
         max_concurrency: Answers that are written at the same time.
         max_queue: Answers that may wait for their turn; more are refused with 429.
+        events_per_second: Events of all streams together, about: where more tokens are written, an event brings several
+            of an answer.
         max_tokens: Tokens of an answer at most, and where a chat names no limit.
         max_prompt_tokens: Tokens of a prompt at most.
         max_body_mb: Megabytes of a request at most.
@@ -77,6 +80,7 @@ def serve(
         origins=tuple(origins or ()),
         max_concurrency=max_concurrency,
         max_queue=max_queue,
+        events_per_second=events_per_second,
         max_tokens=max_tokens,
         max_prompt_tokens=max_prompt_tokens,
         max_body_mb=max_body_mb,

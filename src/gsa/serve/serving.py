@@ -54,7 +54,8 @@ class Serving:
         self.texts, self.name, self.settings, self.store = texts, name, settings, store
         self.created = int(time.time())
         self.metrics = Metrics()
-        self.worker = Worker(texts.engine.step, settings.max_concurrency + settings.max_queue)
+        limit = settings.max_concurrency + settings.max_queue
+        self.worker = Worker(texts.engine.step, limit, settings.events_per_second)
         try:
             self.template: ChatTemplate | None = ChatTemplate.of(texts.tokenizer)
             templates.start()

@@ -22,6 +22,8 @@ class ServeSettings:
     """Answers that are written at the same time."""
     max_queue: int = number(256, least=0, most=10**6)
     """Answers that may wait for their turn; more are refused with 429."""
+    events_per_second: float = number(1000.0, above=0, most=10**6)
+    """Events of all streams together, about: where more tokens are written, an event brings several of an answer."""
     max_tokens: int = number(4096, least=1, most=10**9)
     """Tokens of an answer at most, and where a chat names no limit."""
     max_prompt_tokens: int = number(1_000_000, least=1, most=10**9)

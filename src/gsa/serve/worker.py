@@ -1,11 +1,12 @@
 """Worker: the one thread that the engine runs in. Requests reach it through a queue, and what they bring goes back to
-the event loop they came from, a batch for every step.
+the event loop they came from, a batch for every step, or for several when there are many answers.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
@@ -30,15 +31,20 @@ class Answer:
         self.start, self.tell = start, tell
         self.writing: Writing | None = None
         """Once it was submitted."""
+        self.urgent = True
+        """Whether its next event goes out at once: the first, and the last."""
 
 
 class Worker:
     """Steps an engine while there are answers to write.
 
-    `limit` is how many answers there may be at a time, those that wait included.
+    `limit` is how many answers there may be at a time, those that wait included. Of the answers that are written, all
+    together bring about `events_per_second` at most: an event costs as much as several tokens do, on a core that the
+    engine could use, so where many answers are written fast, a client hears of several tokens at a time. First pieces
+    and last ones do not wait.
     """
 
-    def __init__(self, step: Callable[[], object], limit: int) -> None:
+    def __init__(self, step: Callable[[], object], limit: int, events_per_second: float) -> None:
         self.limit = limit
         self.pending = 0
         """Answers that are not done; only the event loop counts."""
@@ -46,7 +52,8 @@ class Worker:
         """Whether no more answers are taken."""
         self.failure: str | None = None
         """Why it has given up."""
-        self._step = step
+        self._step, self._pace = step, 1 / events_per_second
+        self._delivered = 0.0
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._live: list[Answer] = []
         self._events: list[tuple[Answer, Event]] = []
@@ -139,6 +146,7 @@ class Worker:
                 self._events.append((answer, piece))
             if answer.writing.reason is not None:
                 self._live.remove(answer)
+                answer.urgent = True
         except OutOfMemory as error:
             self._done(answer, error)
         except GSAError as error:  # what is wrong with a request was found before it came here
@@ -164,6 +172,7 @@ class Worker:
     def _done(self, answer: Answer, error: GSAError) -> None:
         self._live.remove(answer)
         self._events.append((answer, error))
+        answer.urgent = True
 
     def _end(self) -> None:
         for answer in list(self._live):
@@ -171,11 +180,19 @@ class Worker:
         self._ended = True
 
     def _deliver(self) -> None:
-        """Hands the events of a step to the event loop, all at once."""
-        if self._events and self._loop is not None:
+        """Hands events to the event loop, all at once: those of all answers if enough time has passed for so many, and
+        else those of answers that begin or end."""
+        now, streams = time.monotonic(), sum(not answer.urgent for answer in self._live)
+        if now - self._delivered >= self._pace * streams:
+            events, self._events, self._delivered = self._events, [], now
+        else:
+            events = [each for each in self._events if each[0].urgent]
+            self._events = [each for each in self._events if not each[0].urgent]
+        for answer, _ in events:
+            answer.urgent = False
+        if events and self._loop is not None:
             with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                self._loop.call_soon_threadsafe(self._tell, self._events)
-            self._events = []
+                self._loop.call_soon_threadsafe(self._tell, events)
 
     def _tell(self, events: list[tuple[Answer, Event]]) -> None:
         for answer, event in events:

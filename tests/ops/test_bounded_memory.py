@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-from gsa.ops import BoundedMemoryState, attention_with_bounded_memory
+from gsa.ops import BoundedMemoryState, attention_with_bounded_memory, bounded_memory
 from tests.device import DEVICE
 from tests.ops.cases import (
     ENGINES,
@@ -195,3 +195,26 @@ def test_gradcheck() -> None:
         return o, *state
 
     assert torch.autograd.gradcheck(f, [t.requires_grad_() for t in x.values()])
+
+
+@pytest.mark.parametrize("initial", [False, True])
+@pytest.mark.parametrize("together", [1, 2 * 20 * 2 * 8, 10**9])
+def test_rows_are_the_same_one_by_one_in_groups_and_all_at_once(
+    initial: bool, together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    w = torch.randn(5, 20, 2, 8, device=DEVICE)
+    log_z = torch.randn(5, 2, 8, device=DEVICE) if initial else None
+
+    def gates(rows: slice) -> tuple[torch.Tensor, ...]:
+        own, start = w[rows].clone().requires_grad_(), None
+        if log_z is not None:
+            start = log_z[rows].clone().requires_grad_()
+        found = bounded_memory.write_gates(own, start, None, True)
+        given = [x for x in (own, start) if x is not None]
+        gradients = torch.autograd.grad([x.clamp(min=-5).square().sum() for x in found], given)
+        return *(x.detach() for x in found), *gradients
+
+    alone = [gates(slice(row, row + 1)) for row in range(5)]
+    monkeypatch.setattr(bounded_memory, "_TOGETHER", together)
+    for found, single in zip(gates(slice(0, 5)), zip(*alone, strict=True), strict=True):
+        torch.testing.assert_close(found, torch.cat(single), rtol=0, atol=0)

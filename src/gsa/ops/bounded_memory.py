@@ -10,7 +10,7 @@ Shape letters: B batch, T time, H key/value heads, M slots, N sequences.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,6 +27,8 @@ from gsa.ops.transforms import Derivative, recorded
 _OPERATION = "attention_with_bounded_memory"
 _THROUGH_SLOTS = replace(GATED_SLOT_ATTENTION, name=_OPERATION, short="abc")
 _INPUTS = "Tensor w, Tensor? log_z, Tensor? cu_seqlens, bool check"
+_TOGETHER = 2**17
+"""Gates that are computed at once: short rows are too many to go one by one, long ones would take too much memory."""
 
 
 class ThroughSlots:
@@ -75,21 +77,47 @@ def write_gates(
     with raised_by(_OPERATION):
         if check:
             refuse_logits(w, log_z)
-        bounds = sequence_bounds(w.shape[0], w.shape[1], cu_seqlens)
+        groups, count = _groups(w, cu_seqlens)
         dtype = compute_dtype(w.dtype)
         phi, forget = (torch.empty(w.shape, dtype=dtype, device=w.device) for _ in range(2))
-        final = torch.empty((len(bounds), *w.shape[2:]), dtype=dtype, device=w.device)
-        for n, (b, start, stop) in enumerate(bounds):
-            z, strength = _running(w[b, start:stop], None if log_z is None else log_z[n])
-            phi[b, start:stop], final[n] = strength, z[-1]
+        final = torch.empty((count, *w.shape[2:]), dtype=dtype, device=w.device)
+        for group in groups:
+            z, strength = _running(group.of(w), None if log_z is None else log_z[group.sequences])
+            group.of(phi).copy_(strength)
+            final[group.sequences] = z[-1]
             # For a small phi the difference of logarithms has lost digits; for one near 1, phi itself has.
             difference = (z[:-1] - z[1:]).masked_fill_(strength == 0, 0.0)
-            forget[b, start:stop] = torch.where(strength < 0.5, torch.log1p(-strength), difference)
+            group.of(forget).copy_(torch.where(strength < 0.5, torch.log1p(-strength), difference))
     return phi, forget, final
 
 
+class _Group(NamedTuple):
+    """R sequences of one length."""
+
+    rows: slice
+    """Of the batch."""
+    times: slice
+    sequences: slice
+
+    def of(self, x: Tensor) -> Tensor:
+        """A view [T, R, H, M] of their part of x [B, T, H, M]."""
+        return x[self.rows, self.times].transpose(0, 1)
+
+
+def _groups(w: Tensor, cu_seqlens: Tensor | None) -> tuple[list[_Group], int]:
+    """All sequences, in groups that are computed together, and their number; checks the values of cu_seqlens."""
+    B, T, H, M = w.shape
+    if cu_seqlens is not None:
+        bounds = sequence_bounds(B, T, cu_seqlens)
+        one = [_Group(slice(0, 1), slice(start, stop), slice(n, n + 1)) for n, (_, start, stop) in enumerate(bounds)]
+        return one, len(one)
+    size = max(_TOGETHER // max(T * H * M, 1), 1)
+    rows = [slice(begin, min(begin + size, B)) for begin in range(0, B, size)]
+    return [_Group(some, slice(0, T), some) for some in rows], B
+
+
 def _running(w: Tensor, log_z: Tensor | None) -> tuple[Tensor, Tensor]:
-    """log z before the first token and after each [T + 1, H, M], and phi [T, H, M]; fp64."""
+    """log z before the first token and after each [T + 1, R, H, M], and phi [T, R, H, M]; fp64."""
     begin = w.new_full((1, *w.shape[1:]), -torch.inf) if log_z is None else log_z[None]
     z = torch.cat((begin.double(), w.double())).logcumsumexp(0)
     return z, (w.double() - z[1:]).exp_().masked_fill_(w.isneginf(), 0.0)
@@ -111,27 +139,29 @@ def _write_gates_backward(
 ) -> tuple[Tensor, Tensor]:
     with raised_by(_OPERATION):
         require_memory({"w": w, "initial_state.log_z": log_z, "cu_seqlens": cu_seqlens})
-        bounds = sequence_bounds(w.shape[0], w.shape[1], cu_seqlens)
+        groups, count = _groups(w, cu_seqlens)
         dw = torch.zeros_like(w)
-        dlog_z = torch.zeros((len(bounds), *w.shape[2:]), dtype=compute_dtype(w.dtype), device=w.device)
-        for n, (b, start, stop) in enumerate(bounds):
-            z, phi = _running(w[b, start:stop], None if log_z is None else log_z[n])
-            entries = torch.cat((z[:1], w[b, start:stop].double()))  # what z sums: its initial value, then the writes
+        dlog_z = torch.zeros((count, *w.shape[2:]), dtype=compute_dtype(w.dtype), device=w.device)
+        for group in groups:
+            own = group.of(w)
+            z, phi = _running(own, None if log_z is None else log_z[group.sequences])
+            entries = torch.cat((z[:1], own.double()))  # what z sums: its initial value, then the writes
             direct, dz = torch.zeros_like(z), torch.zeros_like(z)
             if dphi is not None:  # d log phi_t = d w_t - d log z_t
-                through = dphi[b, start:stop] * phi
+                through = group.of(dphi) * phi
                 direct[1:] += through
                 dz[1:] -= through
             # d log(1 - phi_t) = phi_t (d log z_{t-1} - d w_t); the first write has no such term
             if dforget is not None:
-                through = (dforget[b, start:stop] * phi).masked_fill_(z[:-1].isneginf(), 0.0)
+                through = (group.of(dforget) * phi).masked_fill_(z[:-1].isneginf(), 0.0)
                 direct[1:] -= through
                 dz[:-1] += through
             if dfinal is not None:
-                dz[-1] += dfinal[n]
+                dz[-1] += dfinal[group.sequences]
             # d entries_j = sum_{t>=j} dz_t exp(entries_j - z_t), where every exponent is at most 0
             grad = direct + _weighted_tail(dz.clamp(min=0), z, entries) - _weighted_tail((-dz).clamp(min=0), z, entries)
-            dlog_z[n], dw[b, start:stop] = grad[0], grad[1:]
+            dlog_z[group.sequences] = grad[0]
+            group.of(dw).copy_(grad[1:])
     return dw, dlog_z
 
 

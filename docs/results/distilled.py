@@ -41,6 +41,9 @@ HYBRID = "hybrid"
 FIGURES = ("kl", "student_ce", "agreement")
 """What is kept of a student beside the teacher's own cross-entropy, as means [rows][bins]."""
 
+SAME = 1e-3
+"""Nats between two measurements of one teacher on one machine or another."""
+
 
 def facts(folder: Path, model: LM) -> Record:
     """What a student is, and what it learned from."""
@@ -86,6 +89,8 @@ def add(record: Record, name: str, rows: Tensor, students: dict[str, LM], teache
     report = record["tokens"].setdefault(name, new)
     if (report["rows"], report["borders"]) != (new["rows"], edges):
         raise GSAError(f"{name}: expected rows {report['rows']} as before, got {new['rows']}")
+    if not torch.allclose(torch.tensor(report["teacher_ce"]), torch.tensor(theirs), rtol=0, atol=SAME):
+        raise GSAError(f"{name}: the teacher has other losses than before: these are other tokens, or another teacher")
     for key, figures in found.items():
         report["students"][key] = {figure: means(getattr(figures, figure), edges) for figure in FIGURES}
 

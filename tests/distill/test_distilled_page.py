@@ -72,5 +72,10 @@ def test_what_does_not_fit_is_refused(folder: Path) -> None:
         page.main([*options(folder), "--near", "9", f"wide={folder / 'wide'}"])
     with pytest.raises(GSAError, match="expected rows"):
         page.main([*options(folder), "--rows", "2", f"wide={folder / 'wide'}"])
+    record = json.loads((folder / "out.json").read_text())
+    record["tokens"]["bytes"]["teacher_ce"][0][0] += 0.1
+    (folder / "out.json").write_text(json.dumps(record))
+    with pytest.raises(GSAError, match="other tokens, or another teacher"):
+        page.main([*options(folder), f"wide={folder / 'wide'}"])
     with pytest.raises(SystemExit):
         page.main([*options(folder), "student"])

@@ -59,7 +59,7 @@ def test_gsa_smol_is_its_teacher_within_the_window(tmp_path: Path, monkeypatch: 
     assert (found - expected).abs().max() < 1e-4 * expected.abs().max()
     questions = ("What is the capital of France?", "Why is the sky blue?", "Write a short poem about the sea.")
     answers = [
-        [model.chat(temperature=0, max_tokens=200).say(question) for question in questions]
+        [model.chat(temperature=0, repetition_penalty=1, max_tokens=200).say(question) for question in questions]
         for model in (gsa.load("gsa-smol"), gsa.load(tmp_path / "teacher"))
     ]
     assert answers[0] == answers[1]

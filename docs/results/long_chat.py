@@ -38,12 +38,14 @@ ASKED = (
     "Give me three tips for someone who wants to learn more about {}.",
 )
 LONGEST = 150
+ADVISED = {"temperature": 0.2, "top_p": 0.9, "repetition_penalty": 1.1}
+"""As `gsa-smol` is sampled from unless asked otherwise; its teacher, whose file advises nothing, likewise."""
 
 
 def talked(name: str, tokens: int, weights: str, seed: int) -> dict[str, Any]:
     """A conversation that goes on until so many tokens were read and written."""
     engine = TextEngine.load(name, device="cpu", weights=weights)
-    chat = Chat(engine, Sampling(max_tokens=LONGEST, temperature=0.2, top_p=0.9, seed=seed))
+    chat = Chat(engine, Sampling(max_tokens=LONGEST, **ADVISED, seed=seed))
     turns, began = list[dict[str, Any]](), time.time()
     while chat.state is None or chat.state.tokens < tokens:
         topic = TOPICS[len(turns) // len(ASKED) % len(TOPICS)]
@@ -73,6 +75,7 @@ def talked(name: str, tokens: int, weights: str, seed: int) -> dict[str, Any]:
     return {
         "model": Path(name).name,
         "weights": engine.engine.model.weights,
+        "sampling": ADVISED,
         "seed": seed,
         "seconds": round(time.time() - began),
         "turns": turns,

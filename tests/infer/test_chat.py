@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import gsa
 from gsa.data.chat_template import MARK, ChatTemplate
 from gsa.data.tokenizer import CONFIG, JSON, Tokenizer, config_text, load_tokenizer
 from gsa.errors import GSAError
@@ -331,3 +332,12 @@ def test_two_conversations_in_turns_are_those_held_alone(folder: Path) -> None:
     assert said == alone
     assert [chat.messages[-1]["content"] for chat in chats] == said
     assert [chat.state.digest for chat in chats] == [text.state.digest for text in alone]
+
+
+def test_a_model_that_was_loaded_talks_as_its_makers_advise(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model")
+    assert gsa.load(folder).chat().sampling == Sampling()
+    (folder / "generation_config.json").write_text('{"do_sample": true, "temperature": 0.2, "repetition_penalty": 1.1}')
+    model = gsa.load(folder)
+    assert model.chat().sampling == Sampling(temperature=0.2, repetition_penalty=1.1)
+    assert model.chat(temperature=0, top_k=5).sampling == Sampling(temperature=0, top_k=5, repetition_penalty=1.1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gsa.console import Compute, Output, Weights, tell
@@ -52,7 +51,7 @@ def chat(
         top_k: Choose among so many of the likeliest tokens; 0, the default, is all.
         top_p: Choose among the likeliest tokens that have this probability together; 0.95 by default (gsa-smol: 0.9).
         min_p: Choose among tokens with at least this share of the likeliest one's probability; 0 by default.
-        repetition_penalty: Above 1, tokens of the turn become less likely; 1 by default.
+        repetition_penalty: Above 1, tokens of the turn become less likely; 1 by default (gsa-smol: 1.1).
         presence_penalty: Above 0, tokens of the reply become less likely.
         frequency_penalty: The same, for each time that a token stands there.
         seed: Of the random choices: the same conversation again gets the same replies.
@@ -70,9 +69,8 @@ def chat(
         "min_p": min_p,
         "repetition_penalty": repetition_penalty,
     }
-    given = {name: value for name, value in given.items() if value is not None}
     sampling = Sampling(
-        **given,  # type: ignore[arg-type]
+        **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
         max_tokens=max_tokens,
         presence_penalty=presence_penalty,
         frequency_penalty=frequency_penalty,
@@ -82,8 +80,7 @@ def chat(
         raise GSAError("chat: standard input cannot be read: it is closed")
     check_typed(system or "", "the system message")
     engine = open_model(model, weights, compute, device, threads)
-    sampling = replace(sampling, **{**engine.advised, **given})  # type: ignore[arg-type]
-    conversation = Chat(engine, sampling, system)
+    conversation = Chat(engine, engine.as_advised(sampling, given), system)
     output, refused = Output(), False
     if sys.stdin.isatty():
         tell(f"{COMMANDS}; Ctrl-C stops a reply, Ctrl-D ends")

@@ -41,7 +41,7 @@ def talk(console: Console, model: str, folder: Path) -> None:
         f"{byte_count(loaded.nbytes)}; state {state})"
     )
     # What SmolLM2's makers advise; without any chance, a model of this size goes in circles behind a long text.
-    chat = Chat(engine, Sampling(max_tokens=WRITTEN, temperature=0.2, top_p=0.9, seed=0))
+    chat = Chat(engine, engine.as_advised(Sampling(max_tokens=WRITTEN, seed=0), {}))
     _ask(chat, QUESTION)
     _read(console, chat, folder / "conversation.state")
     console.print("[bold]3. What a token costs[/]: milliseconds, against its position")

@@ -70,6 +70,12 @@ class TextEngine:
         # An id beyond the model's vocabulary never comes.
         self.ends = tuple(sorted(end for end in {tokenizer.eos_id, *ends} if end < engine.model.vocab_size))
 
+    def as_advised(self, sampling: Sampling, given: Mapping[str, float | None]) -> Sampling:
+        """The settings; those of which nothing was given (None, or not there) are as the model's makers advise, if
+        they do."""
+        advised = {name: value for name, value in self.advised.items() if given.get(name) is None}
+        return replace(sampling, **advised)  # type: ignore[arg-type]
+
     @classmethod
     def load(
         cls,

@@ -262,11 +262,11 @@ class TextModel:
         *,
         system: str | None = None,
         max_tokens: int = DEFAULT.max_tokens,
-        temperature: float = DEFAULT.temperature,
-        top_k: int = DEFAULT.top_k,
-        top_p: float = DEFAULT.top_p,
-        min_p: float = DEFAULT.min_p,
-        repetition_penalty: float = DEFAULT.repetition_penalty,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        repetition_penalty: float | None = None,
         presence_penalty: float = DEFAULT.presence_penalty,
         frequency_penalty: float = DEFAULT.frequency_penalty,
         logit_bias: dict[int, float] = DEFAULT.logit_bias,
@@ -276,21 +276,25 @@ class TextModel:
         """A conversation: `chat.say("Hello")` gives the answer, `chat.stream("Hello")` gives it as it is written.
 
         The model must have a chat template beside its tokenizer. `system` is what it is told before the conversation;
-        the others are arguments of `generate`, for every answer.
+        the others are arguments of `generate`, for every answer; None is what the model's generation_config.json
+        advises, or else the default of `generate`.
         """
+        given = {
+            "temperature": temperature,
+            "top_k": top_k,
+            "top_p": top_p,
+            "min_p": min_p,
+            "repetition_penalty": repetition_penalty,
+        }
         sampling = Sampling(
+            **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
             max_tokens=max_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
             presence_penalty=presence_penalty,
             frequency_penalty=frequency_penalty,
             logit_bias=logit_bias,
             seed=seed,
         )
-        return Chat(self._texts, sampling, system, stop)
+        return Chat(self._texts, self._texts.as_advised(sampling, given), system, stop)
 
     @checked_names
     def read(self, text: str, *, state: State | None = None, progress: Callable[[int], None] | None = None) -> State:

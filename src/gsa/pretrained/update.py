@@ -124,7 +124,7 @@ update, and of the merged weights.
 ```python
 import gsa
 
-chat = gsa.load("{name}").chat(temperature=0.2, top_p=0.9)
+chat = gsa.load("{name}").chat()
 print(chat.say("What is the capital of France?"))
 ```
 

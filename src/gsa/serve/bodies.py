@@ -101,13 +101,13 @@ class AnswerBody(Body):
     """What all kinds of answers have in common."""
 
     model: str | None = None
-    temperature: float = Field(1.0, ge=0, le=2)
-    top_p: float = Field(1.0, ge=0, le=1)
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, ge=0, le=1)
     stream: bool = False
     # ours
-    top_k: int = Field(0, ge=0, le=2**31)
-    min_p: float = Field(0.0, ge=0, le=1)
-    repetition_penalty: float = Field(1.0, gt=0, le=100)
+    top_k: int | None = Field(None, ge=0, le=2**31)
+    min_p: float | None = Field(None, ge=0, le=1)
+    repetition_penalty: float | None = Field(None, gt=0, le=100)
     cache: bool = True
     cache_salt: str | None = Field(None, max_length=256)
 

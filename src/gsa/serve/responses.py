@@ -90,11 +90,11 @@ class ModelResponse:
             "parallel_tool_calls": False,
             "previous_response_id": body.previous_response_id,
             "store": body.store,
-            "temperature": body.temperature,
+            "temperature": self.sampling.temperature,
             "text": {"format": {"type": "text"}},
             "tool_choice": "none",
             "tools": [],
-            "top_p": body.top_p,
+            "top_p": self.sampling.top_p,
             "truncation": "disabled",
             "usage": counts,
         }

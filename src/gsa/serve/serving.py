@@ -22,7 +22,7 @@ from gsa.infer.reading import Prompt
 from gsa.infer.state import State
 from gsa.infer.state_cache import CacheReport, StateCache
 from gsa.infer.state_dir import DirReport
-from gsa.infer.text import TextEngine
+from gsa.infer.text import ADVISED, TextEngine
 from gsa.sampling import Sampling
 from gsa.serve.bodies import AnswerBody, ChoicesBody, ResponseBody
 from gsa.serve.errors import ApiError, refused
@@ -32,6 +32,8 @@ from gsa.serve.store import Conversation, Entry, StateStore
 from gsa.serve.worker import Worker
 
 Ids = NDArray[np.int64]
+OPENAI = {"temperature": 1.0, "top_p": 1.0}
+"""What clients of OpenAI's interface expect where nobody says anything."""
 
 
 @dataclass(frozen=True)
@@ -119,19 +121,17 @@ class Serving:
             raise refused(param, str(error)) from None
 
     def sampling(self, body: AnswerBody, max_tokens: int | None, logprobs: int | None = None) -> Sampling:
-        """How an answer is chosen."""
+        """How an answer is chosen: as the request says, with OpenAI's defaults. A request that says nothing of it, no
+        temperature or the like, is answered as the model's makers advise."""
         limit = self.settings.max_tokens
         if max_tokens is not None and max_tokens > limit:
             raise refused("max_tokens", f"{max_tokens:,} were asked for, and an answer here has {limit:,} at most")
+        asked = body.model_dump(include=set(ADVISED), exclude_none=True)
         plain = Sampling(
-            max_tokens=limit if max_tokens is None else max_tokens,
-            temperature=body.temperature,
-            top_p=body.top_p,
-            top_k=body.top_k,
-            min_p=body.min_p,
-            repetition_penalty=body.repetition_penalty,
-            logprobs=logprobs,
+            **{**OPENAI, **asked}, max_tokens=limit if max_tokens is None else max_tokens, logprobs=logprobs
         )
+        if not asked:
+            plain = self.texts.as_advised(plain, {})
         if isinstance(body, ChoicesBody | ResponseBody) and body.seed is not None:
             plain = replace(plain, seed=body.seed % 2**64)
         if isinstance(body, ChoicesBody):

@@ -61,6 +61,7 @@ export function everything(conversation, node) {
 /** The body of a request. `fresh` says that nothing stands before these messages. */
 export function body(conversation, { state, since }, fresh, document, model, settings) {
   const common = {
+    ...model.sampling, // what the page has no field for is as the model's makers advise
     model: model.id, temperature: settings.temperature, top_p: settings.top_p, max_tokens: Math.min(settings.max_tokens, model.max_tokens),
     return_state: "id", stream_options: { include_usage: true }, ...(state ? { state } : {}),
   };

@@ -2,7 +2,10 @@
 
 from pathlib import Path
 
-from gsa.chart import PALE, Bar, bars, draw_bars, heat_map, picture, save_heat_map, save_lines
+import pytest
+
+from gsa.chart import PALE, Bar, bars, check_picture, draw_bars, heat_map, picture, save_heat_map, save_lines
+from gsa.errors import GSAError
 
 
 def test_charts(tmp_path: Path) -> None:
@@ -34,3 +37,14 @@ def test_bars_side_by_side(tmp_path: Path) -> None:
         labels = axes.get_legend_handles_labels()[1]
     assert heights == [50.0, 25.0, 100.0]
     assert labels == ["a\\$", "b"]
+
+
+def test_pictures_are_what_their_names_say(tmp_path: Path) -> None:
+    for name, begin in (("a.svg", b"<?xml"), ("b.PDF", b"%PDF"), ("c.png", b"\x89PNG")):
+        check_picture(str(tmp_path / name))
+        with picture(tmp_path / name) as axes:
+            axes.plot([1, 2], [1, 2])
+        assert (tmp_path / name).read_bytes().startswith(begin)
+    for name in ("a.jpg", "chart", ".png"):
+        with pytest.raises(GSAError, match=r"expected the name of a picture: \.png, \.svg, \.pdf"):
+            check_picture(str(tmp_path / name))

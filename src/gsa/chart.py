@@ -1,4 +1,4 @@
-"""Charts of one quantity against another, or of shares against two others, in the terminal and as PNG."""
+"""Charts of one quantity against another, or of shares against two others, in the terminal and as pictures."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from gsa.console import check_place
+from gsa.errors import GSAError
 from gsa.extras import imported
 from gsa.files import written
 
@@ -16,6 +18,8 @@ Cells = dict[tuple[int, int], float]
 """(x, y) -> a share from 0 to 1"""
 PALE = "~ "
 """What the label of pale bars begins with."""
+FORMATS = ("png", "svg", "pdf")
+"""Of pictures."""
 _SHADES = " ░▒▓█"
 
 
@@ -41,12 +45,27 @@ def bars(series: Series, x_name: str, y_name: str, width: int = 40) -> str:
     return "\n".join(lines)
 
 
+def check_picture(path: str) -> None:
+    """Raises if a picture cannot be written there: better before long work than after it."""
+    _format(Path(path))
+    check_place(path)
+
+
+def _format(path: Path) -> str:
+    kind = path.suffix.lower().removeprefix(".")
+    if kind not in FORMATS:
+        raise GSAError(f"{str(path)!r} cannot be written, expected the name of a picture: .{', .'.join(FORMATS)}")
+    return kind
+
+
 @contextmanager
 def picture(path: Path, rows: int = 1, size: tuple[float, float] = (7, 4.5)) -> Iterator[Any]:
     """The axes of matplotlib to draw in, or an array of `rows` of them, one above the other.
 
-    When the block ends without an error, the picture is written to a PNG file, complete or not at all.
+    When the block ends without an error, the picture is written to a file, complete or not at all, in the format that
+    its name ends with.
     """
+    kind = _format(path)
     imported("matplotlib", "chart: a picture").use("agg")
     from matplotlib import pyplot
 
@@ -55,7 +74,7 @@ def picture(path: Path, rows: int = 1, size: tuple[float, float] = (7, 4.5)) -> 
         yield axes
         path.parent.mkdir(parents=True, exist_ok=True)
         with written(path) as place:
-            figure.savefig(place, format="png")
+            figure.savefig(place, format=kind)
     finally:
         pyplot.close(figure)
 
@@ -90,7 +109,7 @@ def plain(text: str) -> str:
 
 
 def save_lines(series: Series, path: Path, x_name: str, y_name: str, title: str) -> None:
-    """Lines over a logarithmic x axis, written to a PNG file (complete or not at all)."""
+    """Lines over a logarithmic x axis, written to a file (complete or not at all)."""
     with picture(path) as axes:
         for name, points in series.items():
             axes.plot(list(points), list(points.values()), marker="o", label=name)
@@ -129,7 +148,7 @@ def _shaded(share: float | None) -> str:
 
 
 def save_heat_map(cells: Cells, path: Path, x_name: str, y_name: str, title: str) -> None:
-    """The same as colours, written to a PNG file (complete or not at all)."""
+    """The same as colours, written to a file (complete or not at all)."""
     columns, rows = _axes(cells)
     with picture(path) as axes:
         shares = [[cells.get((x, y), float("nan")) for x in columns] for y in rows]

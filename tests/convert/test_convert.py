@@ -10,8 +10,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import gsa
+from gsa import pretrained
 from gsa.convert import STUDENTS, Choices, convert
-from gsa.convert.calibrate import _book
 from gsa.data.tokenizer import load_tokenizer
 from gsa.models.checkpoint import load_model, load_weights
 from tests.cli.running import run
@@ -103,7 +103,7 @@ def test_norms_of_outputs_begin_with_the_size_of_the_teachers(tmp_path: Path, to
     convert(source, tmp_path / "out", Choices(to=to), tokens=512)
     convert(source, tmp_path / "teacher", Choices(to="attention"))
     student, teacher = (load_model(tmp_path / name).model for name in ("out", "teacher"))
-    (ids,) = load_tokenizer(tmp_path / "out").encode([_book()[:512]])
+    (ids,) = load_tokenizer(tmp_path / "out").encode([pretrained.book()[:512]])
     sizes = []
     for backbone in (student, teacher):
         caught: list[torch.Tensor] = []

@@ -129,9 +129,11 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(GSAError, match=message):
             convert(source, tmp_path / "out", choices, tokens=tokens)
-    with pytest.raises(GSAError, match="nothing in retnet is calibrated"):
-        convert(source, tmp_path / "out", Choices(to="retnet", feature_map="softmax"), text="a.txt")
     (tmp_path / "short.txt").write_text("It was.")
+    with pytest.raises(GSAError, match="nothing in retnet is calibrated"):
+        convert(source, tmp_path / "out", Choices(to="retnet", feature_map="softmax"), text=str(tmp_path / "short.txt"))
+    with pytest.raises(GSAError, match=r"nowhere\.txt cannot be read"):  # before the source is looked for
+        convert(tmp_path / "no source", tmp_path / "out", hybrid(), text=str(tmp_path / "nowhere.txt"))
     with pytest.raises(GSAError, match="has 7 tokens, calibration needs at least 512"):
         convert(source, tmp_path / "out", hybrid(), text=str(tmp_path / "short.txt"), tokens=512)
     (source / "tokenizer.json").unlink()

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gsa import pretrained
 from gsa.data.report import losses
 from gsa.data.tokenizer import BytesTokenizer, Tokenizer, cut_before, load_tokenizer, pieces
 from gsa.data.tokenizer_train import train_tokenizer
@@ -328,3 +329,13 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "mistral_common", None)
     with pytest.raises(GSAError, match=r"needs mistral-common: pip install 'gsa-lm\[data\]'"):
         load_tokenizer("mistral")
+
+
+def test_models_of_the_package_have_tokenizers_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folder = pretrained.folder("gsa-tiny")
+    named, placed = load_tokenizer("gsa-tiny"), load_tokenizer(folder)
+    assert (named.name, named.info.fingerprint) == ("gsa-tiny", placed.info.fingerprint)
+    monkeypatch.chdir(tmp_path)
+    Path("gsa-tiny").mkdir()  # what is here comes first
+    with pytest.raises(GSAError, match="gsa-tiny"):
+        load_tokenizer("gsa-tiny")

@@ -107,6 +107,7 @@ def test_the_quick_form_writes_everything(tmp_path: Path, capsys: pytest.Capture
         ({"json": True, "markdown": True}, "exclude each other"),
         ({"eval_data": "x"}, "eval_data does nothing without data"),
         ({"data": "nowhere", "eval_data": "nowhere"}, "nowhere: there is no such folder"),
+        ({"data": "nowhere"}, "nowhere: there is no such folder"),
     ],
 )
 def test_wrong_options_are_refused_before_anything_runs(options: dict, message: str, tmp_path: Path) -> None:

@@ -36,7 +36,8 @@ def prepare(
 
     Args:
         sources: Files, folders, or hf:NAME.
-        tokenizer: bytes, mistral (the paper's), a folder or tokenizer.json, or a name on the Hugging Face Hub.
+        tokenizer: bytes, mistral (the paper's), a folder or tokenizer.json, gsa-tiny, or a name on the Hugging Face
+            Hub.
         out: Folder to write, new or one that was begun with the same command.
         field: Where the text is in a row of .jsonl, .parquet or a dataset.
         chat_field: Where a conversation is in a row of .jsonl, e.g. messages: a list of messages with role and

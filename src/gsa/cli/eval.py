@@ -80,7 +80,8 @@ def evaluate(
         last: With --lengths, so many of the last tokens.
         samples: With --lengths, so many contexts of each.
         limit_tokens: Take no more tokens of the text than so many.
-        plot: Picture to write (PNG): of tasks, accuracies as bars beside the paper's rows; of texts, the loss.
+        plot: Picture to write (.png, .svg, .pdf): of tasks, accuracies as bars beside the paper's rows; of texts, the
+            loss.
         weights: Format of the weights in memory; for models of ours.
         compute: What prompts are computed in; for models of ours.
         device: Where it computes: cpu, cuda, cuda:1 for the second GPU, or auto, a GPU if torch can use one.
@@ -89,7 +90,8 @@ def evaluate(
         json: Print all numbers as JSON instead of tables.
         markdown: Print tables as Markdown.
     """
-    from gsa.console import check_place, tell
+    from gsa.chart import check_picture
+    from gsa.console import tell
     from gsa.table import show
     from gsa.threads import use_threads
 
@@ -145,7 +147,7 @@ def evaluate(
     if json and markdown:
         raise GSAError("eval: json and markdown exclude each other")
     if plot is not None:
-        check_place(plot)
+        check_picture(plot)
     request = Request(tasks, data, limit, batch_size, output, max_lengths(max_length), shots, again)
     report = run_tasks(request, opened, tell)
     if plot is not None:

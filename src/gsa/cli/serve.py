@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from gsa.console import Compute, Weights
 from gsa.serve.settings import ServeSettings
@@ -76,7 +79,7 @@ def serve(
     for package in ("fastapi", "uvicorn", "prometheus_client"):
         require(package, "serve: the HTTP interface")
     settings = ServeSettings(
-        api_key=api_key or os.environ.get("GSA_API_KEY") or None,
+        api_key=os.environ.get("GSA_API_KEY") if api_key is None else api_key,
         origins=tuple(origins or ()),
         max_concurrency=max_concurrency,
         max_queue=max_queue,
@@ -92,11 +95,25 @@ def serve(
         drain_seconds=drain_seconds,
     )
     with kept_for_good():
-        from gsa.devices import use_device
-        from gsa.serve.run import bound, open_serving, run
+        with uninterrupted():  # pydantic makes an error of its own of a Ctrl-C while it is imported
+            from gsa.devices import use_device
+            from gsa.serve.run import bound, open_serving, run
 
         use_threads(threads)
         listener = bound(host, port)
         serving = open_serving(model, settings, name=name, weights=weights, compute=compute, device=device, say=tell)
         use_device(serving.texts.engine.model.device)
     run(serving, host, listener, tell)
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Has Ctrl-C wait for the end of the block."""
+    came = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        raise KeyboardInterrupt

@@ -8,11 +8,10 @@ Shape letters: N texts, T time, D model width.
 
 from __future__ import annotations
 
-import lzma
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,8 +37,6 @@ BEYOND = 4
 """How many times longer than window and sinks a piece is."""
 TOKENS = 8192
 """Tokens of text, by default."""
-BOOK = "sense-and-sensibility"
-"""The text of the package that is read by default."""
 NORMED = ("retnet", "supra")
 """Students of which nothing but such a norm is calibrated."""
 
@@ -55,8 +52,22 @@ class Calibration:
     tokens: int
 
 
-def pieces(conversion: Conversion, folder: Path, text: str | None, tokens: int) -> tuple[Tensor, str]:
-    """Ids [N, T] of a text, by the tokenizer in a folder; and what the text is called."""
+class Text(NamedTuple):
+    """What is read to calibrate, and what it is called."""
+
+    name: str
+    content: str
+
+
+def text_of(path: str | None) -> Text:
+    """The text of a file, or the book of the package."""
+    if path is None:
+        return Text("sense-and-sensibility (in the package)", pretrained.book())
+    return Text(Path(path).name, read_text(path))
+
+
+def pieces(conversion: Conversion, folder: Path, text: Text, tokens: int) -> Tensor:
+    """Ids [N, T] of a text, by the tokenizer in a folder."""
     if not (folder / JSON).exists():
         raise GSAError(
             f"convert: {conversion.source.name} has no {JSON}, which calibration needs; --calibrate-tokens 0 goes "
@@ -70,20 +81,12 @@ def pieces(conversion: Conversion, folder: Path, text: str | None, tokens: int) 
             f"convert: nothing lies beyond window and sinks of {near} tokens in texts of {length} "
             "(--calibrate-tokens, or the teacher's context): choose a smaller window, or --calibrate-tokens 0"
         )
-    content = _book() if text is None else read_text(text)
     wanted = max(tokens // length, 1) * length
-    (ids,) = load_tokenizer(folder).encode([content[: 16 * wanted]])
+    (ids,) = load_tokenizer(folder).encode([text.content[: 16 * wanted]])
     if len(ids) < length:
-        name = BOOK if text is None else text
-        raise GSAError(f"convert: {name} has {len(ids)} tokens, calibration needs at least {length}")
+        raise GSAError(f"convert: {text.name} has {len(ids)} tokens, calibration needs at least {length}")
     count = min(len(ids), wanted) // length
-    name = f"{BOOK} (in the package)" if text is None else Path(text).name
-    return torch.tensor(ids[: count * length].astype("int64")).view(count, length), name
-
-
-def _book() -> str:
-    path = Path(pretrained.__file__).parent / "books" / f"{BOOK}.txt.xz"
-    return lzma.decompress(path.read_bytes()).decode("utf-8")
+    return torch.tensor(ids[: count * length].astype("int64")).view(count, length)
 
 
 def _near(conversion: Conversion) -> int:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import gsa
-from gsa.convert.calibrate import NORMED, STUDENTS, TOKENS, Calibration, calibrate, pieces
+from gsa.convert.calibrate import NORMED, STUDENTS, TOKENS, Calibration, Text, calibrate, pieces, text_of
 from gsa.convert.card import card
 from gsa.convert.mapping import Mapping, checked, map_tensors
 from gsa.convert.sources import Source, open_source
@@ -97,6 +97,7 @@ def convert(
     Weights that are new are calibrated on so many tokens of a text, by default of the package's; 0 for none.
     """
     place = checked_out(out)
+    given = None if text is None else text_of(text)  # first, since opening a source may take long
     conversion = prepare(source, choices, dtype)
     if text is not None and not conversion.calibrated:
         form = "the paper's form of " if choices.paper else ""
@@ -106,7 +107,7 @@ def convert(
         raise GSAError(
             f"convert: {place}: {byte_count(conversion.nbytes)} are needed, {byte_count(free)} are free there"
         )
-    return write(conversion, place, text=text, tokens=tokens if conversion.calibrated else 0)
+    return write(conversion, place, text=given or text_of(None), tokens=tokens if conversion.calibrated else 0)
 
 
 def checked_out(out: str | Path) -> Path:
@@ -117,14 +118,14 @@ def checked_out(out: str | Path) -> Path:
     return place
 
 
-def write(conversion: Conversion, place: Path, *, text: str | None, tokens: int) -> Converted:
+def write(conversion: Conversion, place: Path, *, text: Text, tokens: int) -> Converted:
     """Writes a student, file by file: no more of its weights are in memory than one file holds."""
     source, dtype = conversion.source, conversion.dtype
     new, calibration = fresh(conversion), None
     with whole_folder(place, "convert", conversion.nbytes) as folder:
         companions = source.write_companions(folder)
         if tokens:
-            calibration = calibrate(conversion, *pieces(conversion, folder, text, tokens), new)
+            calibration = calibrate(conversion, pieces(conversion, folder, text, tokens), text.name, new)
             new |= calibration.weights
         write_tensors(source, conversion.mapping, dtype, folder, new)
         write_module(folder)

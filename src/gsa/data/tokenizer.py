@@ -16,6 +16,7 @@ from typing import Any, AnyStr
 import numpy as np
 from numpy.typing import NDArray
 
+from gsa import pretrained
 from gsa.data.shards import TokenizerInfo, token_dtype
 from gsa.errors import GSAError
 from gsa.files import named, read_text
@@ -89,8 +90,9 @@ class Tokenizer(ABC):
 
 
 def load_tokenizer(name: str | Path) -> Tokenizer:
-    """The tokenizer `bytes`, `mistral` (Mistral 7B's, the paper's), of a folder or tokenizer.json, or of the Hub."""
-    text, path = str(name), named(name, "tokenizer")
+    """The tokenizer `bytes`, `mistral` (Mistral 7B's, the paper's), of a folder or tokenizer.json, of a model in the
+    package (`gsa-tiny`), or of the Hub."""
+    text, path = str(name), named(pretrained.path_of(name), "tokenizer")
     if text == "bytes":
         return BytesTokenizer()
     if text == "mistral":

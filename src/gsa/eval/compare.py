@@ -68,11 +68,12 @@ def compare(
         resamples: Times that documents are drawn anew.
         confidence: How sure an interval shall be, between 0 and 1.
         seed: Of the draws; the same again gives the same intervals.
-        plot: Picture to write (PNG): values with standard errors, and differences with their intervals.
+        plot: Picture to write (.png, .svg, .pdf): values with standard errors, and differences with their intervals.
         json: Print JSON instead of tables.
         markdown: Print Markdown instead of text.
     """
-    from gsa.console import check_place, tell
+    from gsa.chart import check_picture
+    from gsa.console import tell
     from gsa.errors import GSAError, raised_by
     from gsa.eval.comparison import Comparison, Settings
     from gsa.eval.contenders import contender
@@ -82,7 +83,7 @@ def compare(
         if json and markdown:
             raise GSAError("json and markdown exclude each other")
         if plot is not None:
-            check_place(plot)
+            check_picture(plot)
         if len(set(models)) < len(models):
             raise GSAError(f"expected each model once, got {', '.join(models)}")
         if tasks is None:

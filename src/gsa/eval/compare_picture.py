@@ -9,7 +9,7 @@ from gsa.chart import Bar, draw_bars, picture, plain
 
 
 def save_picture(report: dict[str, Any], path: Path) -> None:
-    """Writes a PNG file: values of the tasks in percent as bars, and differences to the first model with intervals."""
+    """Writes a picture: values of the tasks in percent as bars, and differences to the first model with intervals."""
     labels = [model["label"] for model in report["models"]]
     shares = [task for task in report["tasks"] if task["higher_is_better"]]
     paired = [task for task in report["tasks"] if any(task["differences"])]

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gsa.chart import bars, save_lines
-from gsa.console import check_place, tell
+from gsa.chart import bars, check_picture, save_lines
+from gsa.console import tell
 from gsa.errors import GSAError
 from gsa.eval.extrapolation import ends, extrapolate, fits
 from gsa.eval.journal import Journal
@@ -60,7 +60,7 @@ def run(
         samples: Contexts of each length.
         limit_tokens: Read no more tokens of the texts than so many.
         output: Folder for the result file; by default evaluations/MODEL.
-        plot: Picture to write (PNG).
+        plot: Picture to write (.png, .svg, .pdf).
         json: Print the result as JSON.
         markdown: Print the table as Markdown.
     """
@@ -69,7 +69,7 @@ def run(
     for name, count in {"last": last, "samples": samples, "limit_tokens": limit_tokens}.items():
         check_count(f"perplexity: {name}", count)
     if plot is not None:
-        check_place(plot)
+        check_picture(plot)
     wishes = {
         "lengths": (lengths, None),
         "last": (last, LAST),

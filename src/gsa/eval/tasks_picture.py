@@ -15,7 +15,7 @@ Series = dict[str, list[Bar | None]]
 
 
 def save_picture(groups: Sequence[str], entries: Sequence[Entry], path: Path) -> bool:
-    """Writes a PNG file with a panel for each group and one for other tasks; False if there is nothing to draw.
+    """Writes a picture with a panel for each group and one for other tasks; False if there is nothing to draw.
 
     Metrics of which lower is better, such as perplexities, have other scales, and are left out.
     """

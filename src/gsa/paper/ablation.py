@@ -119,9 +119,9 @@ def ablation(
     if quick:
         chosen, tokens, seeds = chosen[:4], min(tokens, 40_000), 1
     if data is not None:
+        Tokens.open(data)  # which checks it, before anything is written
         eval_data = eval_data or _held_out(data)
-        for tokens_folder in (data, eval_data):
-            Tokens.open(tokens_folder)  # which checks it, before anything is written
+        Tokens.open(eval_data)
     folder = folder_of(out)
     if data is None:
         data, eval_data = _packaged_book(folder)

@@ -9,7 +9,9 @@ from __future__ import annotations
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
+from gsa.serve.errors import UNSUPPORTED
 from gsa.terminal import quoted
 
 IGNORED = {
@@ -44,8 +46,8 @@ class Body(BaseModel):
             return fields
         for name, values in cls.ONLY.items():
             if fields.get(name) is not None and fields[name] not in values:
-                allowed = " or ".join(map(quoted, values))
-                raise ValueError(f"{name} is not supported here; it may be left out, or be {allowed}")
+                told = {"name": name, "or": f", or be {' or '.join(map(quoted, values))}" if values else ""}
+                raise PydanticCustomError(UNSUPPORTED, "is not supported here; it may be left out{or}", told)
         known = set(cls.model_fields)
         skipped = {*cls.ONLY, *IGNORED} - known
         return {name: value for name, value in fields.items() if value is not None and name not in skipped}
@@ -156,7 +158,7 @@ class CompletionBody(ChoicesBody):
 
     ONLY: ClassVar[dict[str, tuple[Any, ...]]] = {"suffix": ("",), "best_of": (1,)}
     prompt: Annotated[Any, BeforeValidator(_prompts)]
-    max_tokens: int = Field(16, ge=0)
+    max_tokens: int | None = Field(None, ge=0)
     echo: bool = False
     logprobs: int | None = Field(None, ge=0, le=20)
 
@@ -193,12 +195,12 @@ class ChatMessage(Body):
         "annotations": _EMPTY,
         "audio": (),
         "function_call": (),
-        "name": (),
         "refusal": ("",),
         "tool_calls": _EMPTY,
     }
     role: Annotated[Role, BeforeValidator(_role)]
     content: Annotated[str, BeforeValidator(_content)]
+    name: str | None = None  # of who speaks, which templates have no place for
 
     def plain(self) -> dict[str, str]:
         return {"role": self.role, "content": self.content}

@@ -20,7 +20,7 @@ from gsa.infer.state import State
 from gsa.infer.text import Piece, Writing
 from gsa.sampling import Sampling
 from gsa.serve.asking import Asking, unless_left
-from gsa.serve.bodies import AnswerBody, ChatBody
+from gsa.serve.bodies import AnswerBody, ChatBody, ResponseBody
 from gsa.serve.errors import JsonResponse, refused
 from gsa.serve.logprobs import chat_logprobs
 from gsa.serve.serving import Ids, Serving, Start, usage
@@ -61,20 +61,26 @@ class Told:
 
 
 def told(
-    serving: Serving, messages: list[Message], start: Start | None, salt: str | None, *, answer: bool = True
+    serving: Serving,
+    messages: list[Message],
+    start: Start | None,
+    salt: str | None,
+    *,
+    answer: bool = True,
+    param: str = "messages",
 ) -> Told:
-    """What has to be read so that `messages` go on from `start`, up to where an answer begins unless there is to be
-    none. Not for the event loop.
+    """What has to be read so that `messages` of the field `param` go on from `start`, up to where an answer begins
+    unless there is to be none. Not for the event loop.
 
     What a state has read is not read again, unless the template tells the past differently later; then all is read
     from where the conversation began.
     """
-    template = serving.chat_template()
+    template = serving.chat_template(param)
     render = template.render if answer else partial(without_answer, template)
     earlier = None if start is None else start.conversation
     state = None if start is None else start.state
     if not messages and (earlier is None or earlier.reply is not None):
-        raise refused("messages", "there is none that could be answered")
+        raise refused(param, "there is none that could be answered")
     rest: list[Segment] | None
     after: Segment | None
     if earlier is None:
@@ -93,8 +99,9 @@ def told(
 
 def asked(serving: Serving, messages: list[Message], start: Start | None, body: AnswerBody) -> Asked:
     """The question that messages ask which go on from `start`. Not for the event loop."""
-    found = told(serving, messages, start, body.cache_salt)
-    prompt = serving.prompt(found.ids, found.state, "messages", salt=body.cache_salt, reuse=body.cache)
+    param = "input" if isinstance(body, ResponseBody) else "messages"
+    found = told(serving, messages, start, body.cache_salt, param=param)
+    prompt = serving.prompt(found.ids, found.state, param, salt=body.cache_salt, reuse=body.cache)
     return Asked(prompt, 0 if found.state is None else found.state.tokens, found.conversation)
 
 
@@ -159,8 +166,9 @@ class ChatCompletion:
             raise refused("max_tokens", "it is the old name of max_completion_tokens, and both were given")
         start = serving.start(body.state, body.cache_salt, keep=body.return_state == "id")
         self.asked = asked(serving, [message.plain() for message in body.messages], start, body)
-        limit = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
-        sampling = serving.sampling(body, limit, (body.top_logprobs or 0) if body.logprobs else None)
+        name = "max_completion_tokens" if body.max_tokens is None else "max_tokens"
+        alternatives = (body.top_logprobs or 0) if body.logprobs else None
+        sampling = serving.sampling(body, getattr(body, name), alternatives, name)
         self.choices = [Choice(each) for each in sampling.several(body.n)]
         self.facts = {
             "id": f"chatcmpl-{secrets.token_hex(12)}",

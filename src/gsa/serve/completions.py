@@ -25,6 +25,9 @@ from gsa.serve.logprobs import Legacy
 from gsa.serve.serving import Ids, Serving, Start, summed, usage
 from gsa.serve.streaming import DONE, PING, Events, EventStream, event
 
+TOKENS = 16
+"""Of an answer for which no number is asked, as OpenAI has it."""
+
 
 @dataclass
 class Choice:
@@ -60,7 +63,8 @@ class Completion:
         """Reads states and encodes texts: not for the event loop."""
         self.serving, self.body = serving, body
         self.start = serving.start(body.state, body.cache_salt)
-        sampling = serving.sampling(body, body.max_tokens, body.logprobs)
+        most = min(TOKENS, serving.settings.max_tokens) if body.max_tokens is None else body.max_tokens
+        sampling = serving.sampling(body, most, body.logprobs)
         state = None if self.start is None else self.start.state
         echoes = body.logprobs if body.echo else None
         self.choices: list[Choice] = []

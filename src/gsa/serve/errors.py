@@ -29,6 +29,8 @@ _TYPES = {
     503: "service_unavailable_error",
 }
 """The type of an error by its status; all others are faults of the request."""
+UNSUPPORTED = "unsupported_field"
+"""Of pydantic's errors the one that says so of a field of OpenAI's; its context has the field's `name`."""
 
 
 class ApiError(Exception):
@@ -118,12 +120,18 @@ def _of_http(request: Request, error: Exception) -> Response:
 def validation_error(error: RequestValidationError | ValidationError) -> ApiError:
     """What a client is told of the first field that cannot be taken."""
     first = error.errors()[0]
-    place = [str(part) for part in first["loc"] if part not in ("body", "query", "path")]
-    name = ".".join(place) or None
     kind, got = first["type"], first.get("input")
+    place = [str(part) for part in first["loc"] if part not in ("body", "query", "path")]
+    if kind == UNSUPPORTED:
+        place.append(first["ctx"]["name"])
+    elif kind == "json_invalid":
+        place = []  # where in the text, not in which field
+    name = ".".join(place) or None
     said = first["msg"].removeprefix("Value error, ")
     if kind == "extra_forbidden":
         message = f"there is no field {place[-1]!r} here; docs/serving.md lists what is known and what is ignored"
+    elif kind == UNSUPPORTED:
+        message = f"{name} {said}"
     elif kind == "json_invalid":
         message = f"the body is not JSON: {first['ctx']['error']}"
     elif kind == "missing":

@@ -34,7 +34,7 @@ class ModelResponse:
         self.serving, self.body = serving, body
         self.token, self.created = secrets.token_hex(16), int(time.time())
         self.asked = _asked(serving, body)
-        self.sampling = serving.sampling(body, body.max_output_tokens)
+        self.sampling = serving.sampling(body, body.max_output_tokens, param="max_output_tokens")
 
     def asking(self) -> Asking:
         """Asks the engine; raises if the server is full."""
@@ -198,7 +198,10 @@ def router(serving: Serving) -> APIRouter:
 
     @routes.delete("/v1/responses/{id}")
     def delete(id: str, cache_salt: str | None = None) -> Response:
-        entry = serving.entry(_STATE + id.removeprefix(_RESPONSE), cache_salt, "id")
+        state = _STATE + id.removeprefix(_RESPONSE)
+        entry = serving.store.find(state, cache_salt or "") if id.startswith(_RESPONSE) else None
+        if entry is None:
+            raise ApiError(404, f"there is no response {id!r} here", param="id", code="response_not_found")
         serving.store.remove(entry)
         return JsonResponse({"id": id, "object": "response", "deleted": True})
 

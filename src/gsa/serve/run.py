@@ -6,6 +6,7 @@ A second signal stops at once.
 from __future__ import annotations
 
 import math
+import os
 import signal
 import socket
 from collections.abc import Callable
@@ -93,6 +94,8 @@ def run(serving: Serving, host: str, listener: socket.socket, say: Say) -> None:
         server = _Server(config, serving, lambda: _welcome(serving, place, say), say)
         try:
             server.run(sockets=[listener])
+        except OSError as error:  # two servers can have one address until the first of them listens
+            raise _cannot_listen(host, listener.getsockname()[1], error) from None
         finally:
             serving.close()
     if server.force_exit and server.signal is not None:
@@ -107,8 +110,12 @@ def bound(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except (OSError, OverflowError) as error:
         listener.close()
-        raise GSAError(f"serve: cannot listen on {host} port {port}: {error}") from None
+        raise _cannot_listen(host, port, error) from None
     return listener
+
+
+def _cannot_listen(host: str, port: int, error: Exception) -> GSAError:
+    return GSAError(f"serve: cannot listen on {host} port {port}: {error}")
 
 
 def _address(host: str, port: int) -> str:
@@ -132,9 +139,12 @@ def _welcome(serving: Serving, place: str, say: Say) -> None:
 
 def example(serving: Serving, place: str) -> str:
     """A line for a shell that asks this server something."""
-    key = "" if serving.settings.api_key is None else ' -H "Authorization: Bearer $GSA_API_KEY"'
+    settings = serving.settings
+    name = "$GSA_API_KEY" if os.environ.get("GSA_API_KEY") == settings.api_key else "KEY"
+    key = "" if settings.api_key is None else f' -H "Authorization: Bearer {name}"'
     if serving.template is None:
-        route, body = "completions", '{"prompt": "It was a dark and stormy night", "max_tokens": 50}'
+        tokens = min(50, settings.max_tokens)
+        route, body = "completions", f'{{"prompt": "It was a dark and stormy night", "max_tokens": {tokens}}}'
     else:
         route, body = "chat/completions", '{"messages": [{"role": "user", "content": "What is the moon made of?"}]}'
     return f"curl {place}/v1/{route}{key} -H 'Content-Type: application/json' -d '{body}'"

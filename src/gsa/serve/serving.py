@@ -78,13 +78,13 @@ class Serving:
                 404, f"there is no model {name!r} here, only {self.name!r}", param="model", code="model_not_found"
             )
 
-    def chat_template(self) -> ChatTemplate:
-        """The model's chat template; raises if it has none."""
+    def chat_template(self, param: str) -> ChatTemplate:
+        """The model's chat template; raises if it has none. `param` is the field with messages."""
         if self.template is None:
             raise ApiError(
                 400,
                 f"{self.name} has no chat template: it was not made for conversations; /v1/completions continues texts",
-                param="messages",
+                param=param,
                 code="no_chat_template",
             )
         return self.template
@@ -120,12 +120,14 @@ class Serving:
         except GSAError as error:
             raise refused(param, str(error)) from None
 
-    def sampling(self, body: AnswerBody, max_tokens: int | None, logprobs: int | None = None) -> Sampling:
+    def sampling(
+        self, body: AnswerBody, max_tokens: int | None, logprobs: int | None = None, param: str = "max_tokens"
+    ) -> Sampling:
         """How an answer is chosen: as the request says, with OpenAI's defaults. A request that says nothing of it, no
-        temperature or the like, is answered as the model's makers advise."""
+        temperature or the like, is answered as the model's makers advise. `param` is the field with `max_tokens`."""
         limit = self.settings.max_tokens
         if max_tokens is not None and max_tokens > limit:
-            raise refused("max_tokens", f"{max_tokens:,} were asked for, and an answer here has {limit:,} at most")
+            raise refused(param, f"{max_tokens:,} were asked for, and an answer here has {limit:,} at most")
         asked = body.model_dump(include=set(ADVISED), exclude_none=True)
         plain = Sampling(
             **{**OPENAI, **asked}, max_tokens=limit if max_tokens is None else max_tokens, logprobs=logprobs

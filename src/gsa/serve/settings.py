@@ -47,6 +47,8 @@ class ServeSettings:
         check(self, "serve")
         if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable() and self.api_key):
             raise GSAError("serve: api_key must be at least one printable ASCII character: it has to fit in a header")
+        if self.api_key is not None and self.api_key != self.api_key.strip():
+            raise GSAError("serve: api_key must not begin or end with a space: in a header, nobody could tell")
         for origin in self.origins:
             if not origin.startswith(("http://", "https://")) or origin.count("/") != 2:
                 raise GSAError(f"serve: an origin is like https://example.org, without a path, got {origin!r}")

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gsa.chart import bars, heat_map, save_heat_map, save_lines
-from gsa.console import check_place, tell
+from gsa.chart import bars, check_picture, heat_map, save_heat_map, save_lines
+from gsa.console import tell
 from gsa.errors import GSAError
 from gsa.eval.answers import Answers
 from gsa.eval.probes.options import ProbeOptions, unusual
@@ -82,7 +82,7 @@ def generating(until: Sequence[str]) -> Ask:
 def run(make: Callable[[Reader], Probe], options: ProbeOptions) -> dict[str, Any]:
     """Opens a model, makes a probe for its tokenizer, asks, and shows what comes out."""
     if options.plot is not None:
-        check_place(options.plot)
+        check_picture(options.plot)
     use_threads(options.threads)
     reader = open_reader(
         options.model, weights=options.weights, compute=options.compute, device=options.device, dtype=options.dtype

@@ -52,7 +52,7 @@ class ProbeOptions(ABC):
     output: str | None = None
     """Folder for the result file; by default evaluations/MODEL."""
     plot: str | None = None
-    """Picture to write (PNG)."""
+    """Picture to write (.png, .svg, .pdf)."""
     json: bool = False
     """Print the result as JSON."""
 

@@ -59,7 +59,7 @@ def slots(
             token reads more of it than this times an equal share (1 over the number of slots).
         rows: Tokens in the table of tokens; 0 for no such table.
         by_head: A row for each key/value head of a layer, instead of one for the layer.
-        plot: Picture to write (PNG): tokens by slots, written and read, and the half-lives of all layers.
+        plot: Picture to write (.png, .svg, .pdf): tokens by slots, written and read, and the half-lives of all layers.
         save: File to write (safetensors) with writes, reads and log gates of all tokens, layers and heads.
         weights: Format of the weights in memory.
         compute: What texts are computed in; auto is the format of the weights where the CPU has a unit for it.
@@ -68,6 +68,7 @@ def slots(
         json: Print JSON instead of tables.
         markdown: Print Markdown instead of text.
     """
+    from gsa.chart import check_picture
     from gsa.console import check_place, open_model
     from gsa.errors import GSAError, raised_by
     from gsa.eval.probes.slot_use import slot_layers, slot_use
@@ -75,9 +76,10 @@ def slots(
 
     with raised_by("probe slots"):
         _check(json=json, markdown=markdown, max_tokens=max_tokens, rows=rows, threshold=threshold)
-        for place in (plot, save):
-            if place is not None:
-                check_place(place)
+        if plot is not None:
+            check_picture(plot)
+        if save is not None:
+            check_place(save)
         read = _text(prompt, text)
     engine = open_model(model, weights, compute, device, threads)
     numbers = slot_layers(engine.engine.model)

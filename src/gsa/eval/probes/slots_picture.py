@@ -18,7 +18,7 @@ MOST_LABELS = 80
 def save_picture(
     layers: Sequence[SlotUse], chosen: SlotUse, head: int, labels: Sequence[str], path: Path, model: str
 ) -> None:
-    """Writes a PNG file: tokens by slots of one query head, written and read, and the half-lives of all slots."""
+    """Writes a picture: tokens by slots of one query head, written and read, and the half-lives of all slots."""
     with picture(path, rows=3, size=(11, 12)) as (top, middle, bottom):
         where = f"layer {chosen.layer}, head {head} of {model}"
         _heat_map(top, chosen.writes[:, chosen.memory_of(head)], labels, f"Write strength, {where}")

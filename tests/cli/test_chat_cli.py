@@ -109,7 +109,7 @@ def test_commands(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
     assert lines == [
         "gsa: there is no state to save before the first reply",
         f"gsa: {state}: the state after {saved.tokens} tokens",
-        "gsa: there is no '/save'; there are /save FILE, /reset, /exit",
+        "gsa: /save needs the name of a file, as in /save FILE",
         "gsa: there is no '/fly'; there are /save FILE, /reset, /exit",
         lines[4],
         "gsa: the conversation begins anew",

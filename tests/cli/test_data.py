@@ -146,3 +146,16 @@ def test_a_model_talks_and_its_talk_becomes_tokens(tmp_path: Path, capsys: pytes
     prepare = ("data", "prepare", tmp_path / "chats.jsonl", "--tokenizer", folder, "--out", tmp_path / "data")
     code, out, err = run(capsys, *prepare, "--chat-field", "messages", "--processes", "1", "--json")
     assert (code, json.loads(out)["documents"]) == (0, written["conversations"]), err
+
+
+def test_what_is_held_out_is_checked_too(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"text": f"Text {i}."}) + "\n" for i in range(50)))
+    prepare = ("data", "prepare", tmp_path / "rows.jsonl", "--tokenizer", "bytes", "--out", tmp_path / "data")
+    code, _, err = run(capsys, *prepare, "--holdout", "20%", "--processes", "1")
+    assert code == 0, err
+    assert run(capsys, "data", "check", tmp_path / "data")[0] == 0
+    shard = tmp_path / "data" / "heldout" / "tokens-00000.npy"
+    shard.write_bytes(shard.read_bytes()[:-1])
+    code, _, err = run(capsys, "data", "check", tmp_path / "data")
+    assert code == 2
+    assert "heldout" in err

@@ -120,9 +120,13 @@ def test_what_tells_no_conversations_is_refused(tokenizer: Path, tmp_path: Path)
 def test_questions_are_lines_and_rows(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("Who is  Ahab?\n\n Where?\r\nWho is Ahab?\n")
     write(tmp_path / "b.jsonl", {"question": "Why\nnot?"}, {"other": 1}, {"question": "Where?"})
-    assert read_questions([str(tmp_path)]) == ["Who is Ahab?", "Where?", "Why not?"]
+    (tmp_path / "c.txt").write_bytes(b"Wh\xff?\n")
+    told: list[str] = []
+    found = read_questions([str(tmp_path)], "question", told.append)
+    assert found == ["Who is Ahab?", "Where?", "Why not?", "Wh\N{REPLACEMENT CHARACTER}?"]
+    assert [line.split(":")[0] for line in told] == ["left out 1 rows or files", "replaced 1 bytes that are not UTF-8"]
     with pytest.raises(GSAError, match=r"no text in .*--field is 'ask', the first row has 'question'"):
-        read_questions([str(tmp_path / "b.jsonl")], "ask")
+        read_questions([str(tmp_path / "b.jsonl")], "ask", told.append)
 
 
 JSON_VALUES = st.recursive(

@@ -68,7 +68,7 @@ def test_markdown(capsys: pytest.CaptureFixture) -> None:
         (("probe", "copy", "gsa-tiny", "--batch-size", "0"), "probe copy: batch_size must be at least 1, got 0"),
         (
             ("probe", "needle", "gsa-tiny", "--depths", "0,101"),
-            "probe needle: depths must be whole numbers from 0 to 100",
+            "probe needle: depths must be whole numbers from 0 to 100 with commas between, as in 0,100, got '0,101'",
         ),
         (("probe", "needle", "gsa-tiny", "--filler", "nowhere.txt"), "nowhere.txt cannot be read"),
         (("probe", "phonebook", "gsa-tiny", "--lengths", "2"), "phonebook: lengths must be whole numbers from 3 to 2"),

@@ -184,6 +184,7 @@ def test_a_model_of_the_hub_that_is_not_ours(hub: Path) -> None:
         ("gsa-tinny", r"named owner/name; did you mean gsa-tiny\?$"),
         ("gsa-small", "gsa-small is a preset without weights, which `gsa train --model gsa-small` can train$"),
         ("file", "model file is a file, expected the folder of a model"),
+        ("begun", "model begun: the run has no checkpoint yet"),
         ("empty", r"model empty is neither a model \(config.json\), nor a checkpoint .* nor a run \(checkpoints\)"),
     ],
 )
@@ -193,6 +194,8 @@ def test_what_is_not_there_is_said_alike_by_all(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
     (tmp_path / "empty").mkdir()
+    (tmp_path / "begun").mkdir()
+    (tmp_path / "begun" / "settings.json").write_text("{}")
     for use in (find_model, Engine, TextEngine.load, gsa.load, LM.from_pretrained):
         with pytest.raises(GSAError, match=message):
             use(name)  # type: ignore[operator]

@@ -129,7 +129,9 @@ def _command(conversation: Chat, line: str) -> None:
     if name == "/reset" and not path:
         conversation.reset()
         told = "the conversation begins anew"
-    elif name != "/save" or not path:
+    elif name == "/save" and not path:
+        told = "/save needs the name of a file, as in /save FILE"
+    elif name != "/save":
         told = f"there is no {line.strip()!r}; there are {COMMANDS}"
     elif conversation.state is None:
         told = "there is no state to save before the first reply"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_module
+from pathlib import Path
 from typing import Any
 
 from gsa.console import Compute, Weights
@@ -77,17 +78,22 @@ def prepare(
 
 
 def check(folder: str, json: bool = False) -> None:
-    """Reads every byte of a prepared folder and compares it with what was written, the tokenizer too.
+    """Reads every byte of a prepared folder, also of what it holds out, and compares it with what was written, the
+    tokenizer too.
 
     Args:
         folder: A folder that `gsa data prepare` wrote.
         json: Print what is in it as JSON.
     """
+    from gsa.data.holdout import HELDOUT
     from gsa.data.report import problems
     from gsa.data.shards import Tokens
 
     tokens = Tokens.open(folder)
     tokens.verify()
+    held_out = Path(folder) / HELDOUT
+    if held_out.is_dir():
+        Tokens.open(held_out).verify()
     if json:
         print(json_module.dumps(_summary(tokens.manifest, folder), indent=2))
         return
@@ -170,7 +176,7 @@ def chats(
         top_p=top_p,
     )
     check_count("chats: tokens", tokens)
-    path, asked = named(out, "chats"), read_questions(questions, field)
+    path, asked = named(out, "chats"), read_questions(questions, field, tell)
     use_threads(threads)
     if weights == "auto" and chosen_device(device, weights, compute).type == "cpu":
         weights = "int8"

@@ -69,6 +69,13 @@ class Findings:
             raise GSAError(f"data: {where}: {count} bytes that are not UTF-8 (strict)")
         self.undecodable_bytes += count
 
+    def told(self) -> list[str]:
+        """What was found, in words."""
+        found = [f"left out {count:,} rows or files: {kind}" for kind, count in sorted(self.bad_rows.items())]
+        if self.undecodable_bytes:
+            found.append(f"replaced {self.undecodable_bytes:,} bytes that are not UTF-8")
+        return found
+
 
 def texts(parts: Sequence[Part], text_field: str, findings: Findings, chat_field: str | None = None) -> Iterator[Text]:
     """The documents in the parts of a portion; rows of JSON that have a `chat_field` are conversations."""

@@ -29,7 +29,7 @@ from gsa.data.tokenizer import Tokenizer, load_tokenizer, tokenizer_paths
 from gsa.data.worker import Task, Workers
 from gsa.data.writer import ShardWriter, write_text
 from gsa.errors import GSAError
-from gsa.files import named, remove_leftovers
+from gsa.files import byte_count, named, remove_leftovers
 from gsa.locks import locked
 from gsa.options import check_count
 from gsa.terminal import shown
@@ -259,5 +259,5 @@ def _check_room(out: Path, inputs: list[Input], tokenizer: Tokenizer, max_tokens
     free = shutil.disk_usage(out).free
     if needed > free:
         raise GSAError(
-            f"data: {out}: at least {needed / 1e6:,.0f} MB are needed, {free / 1e6:,.0f} MB are free on that disk"
+            f"data: {out}: at least {byte_count(needed)} are needed, {byte_count(free)} are free on that disk"
         )

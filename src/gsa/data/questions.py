@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from gsa.data.documents import Findings, no_text, texts
 from gsa.data.portions import read_portions
 from gsa.data.sources import plan
 
 
-def read_questions(sources: Sequence[str], field: str = "question") -> list[str]:
+def read_questions(sources: Sequence[str], field: str, say: Callable[[str], None]) -> list[str]:
     """Each line of text files and the field of each row of .jsonl and .parquet files, in order; white space is one
-    space, and what was there before is left out."""
+    space, and what was there before is left out. Rows and bytes that cannot be read are told to `say`."""
     inputs = [entry for group in plan(sources, field=field) for entry in group]
     findings = Findings(strict=False)
     found: dict[str, None] = {}
@@ -22,4 +22,6 @@ def read_questions(sources: Sequence[str], field: str = "question") -> list[str]
     found.pop("", None)
     if not found:
         raise no_text(sources, inputs, field, findings.bad_rows)
+    for line in findings.told():
+        say(line)
     return list(found)

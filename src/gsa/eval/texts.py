@@ -41,10 +41,8 @@ def documents(sources: Sequence[str], field: str, say: Callable[[str], None]) ->
                 yield Document(found.file or f"row {number}", held)
     if not number:
         raise no_text(sources, inputs, field, dict(findings.bad_rows))
-    for kind, count in sorted(findings.bad_rows.items()):
-        say(f"left out {count:,} rows or files: {kind}")
-    if findings.undecodable_bytes:
-        say(f"replaced {findings.undecodable_bytes:,} bytes that are not UTF-8")
+    for line in findings.told():
+        say(line)
 
 
 def lengths_of(text: str, name: str, least: int = 1, most: int = MOST[int]) -> list[int]:
@@ -58,9 +56,11 @@ def lengths_of(text: str, name: str, least: int = 1, most: int = MOST[int]) -> l
         found = _LENGTH.fullmatch(word.strip())
         number = int(found["number"]) * _UNITS[found["unit"].lower()] if found else least - 1
         if not least <= number <= most:
-            limit = f"from {least}" + (f" to {most}" if most != MOST[int] else "")
+            limit, example = f"from {least}", "512,1K,2K"
+            if most != MOST[int]:
+                limit, example = f"{limit} to {most}", f"{least},{most}"
             raise GSAError(
-                f"{name} must be whole numbers {limit} with commas between, as in 512,1K,2K, got {quoted(text)}"
+                f"{name} must be whole numbers {limit} with commas between, as in {example}, got {quoted(text)}"
             )
         numbers.add(number)
     return sorted(numbers)

@@ -39,7 +39,7 @@ from gsa.models.checkpoint import (
 from gsa.models.config import ModelConfig
 from gsa.train.manifest import BrokenCheckpoint, broken, read_manifest, write_manifest
 
-FOLDER, STATE = "checkpoints", "state.json"
+FOLDER, STATE, SETTINGS = "checkpoints", "state.json", "settings.json"
 SHARD_BYTES = 4 * 2**30
 _NAME = re.compile(r"step-(\d{8,})(\.old)?")
 _LEFTOVER = re.compile(r"\.step-\d{8,}(\.old)?\.[0-9a-f]+(\.unfinished)?")

@@ -25,7 +25,7 @@ from gsa.extras import installed, require
 from gsa.files import named, read_json
 from gsa.models import presets
 from gsa.models.checkpoint import CONFIG, files_on_hub, load_config, without_weights
-from gsa.train.checkpoint import FOLDER, Checkpoint, checkpoints, newest_checkpoint, read_checkpoint
+from gsa.train.checkpoint import FOLDER, SETTINGS, Checkpoint, checkpoints, newest_checkpoint, read_checkpoint
 from gsa.train.manifest import MANIFEST
 
 HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
@@ -147,6 +147,8 @@ def _in_folder(path: Path, say: Callable[[str], None]) -> FoundModel:
         if newest is None:
             raise GSAError(f"model {path}: the run has no whole checkpoint")
         return FoundModel(newest.folder, newest, path)
+    if (path / SETTINGS).exists():
+        raise GSAError(f"model {path}: the run has no checkpoint yet")
     if not (path / CONFIG).exists():
         raise GSAError(
             f"model {path} is neither a model ({CONFIG}), nor a checkpoint ({MANIFEST}), nor a run ({FOLDER}): "

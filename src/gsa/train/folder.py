@@ -22,6 +22,7 @@ from gsa.models.init import without_memory
 from gsa.models.lm import LM
 from gsa.train.checkpoint import (
     FOLDER,
+    SETTINGS,
     STATE,
     Checkpoint,
     checkpoints,
@@ -37,7 +38,7 @@ from gsa.train.precision import AUTO
 from gsa.train.settings import PRECISIONS
 from gsa.train.strategies.tensors import check_tensors, optimizer_shapes
 
-SETTINGS, NONFINITE = "settings.json", "nonfinite.json"
+NONFINITE = "nonfinite.json"
 # What decides the path of a run: another value needs another folder.
 FIXED = ("model", "length", "batch_size", "reset_at_documents", "seed")
 # What says nothing about the run itself.

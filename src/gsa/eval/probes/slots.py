@@ -219,7 +219,7 @@ def _layer_table(found: dict[str, Any], by_head: bool, left_out: int) -> Table:
 def _line(layer: dict[str, Any], heads: list[dict[str, Any]]) -> dict[str, Any]:
     """A row for some heads of a layer together."""
     lives = _sorted_lives(heads)
-    middle = (lives[(len(lives) - 1) // 2] + lives[len(lives) // 2]) / 2
+    middle = _middle(lives)
     means = {
         name: sum(head["effective"][name] for head in heads) / len(heads)
         for name in ("written", "read", "read_by_token")
@@ -239,6 +239,11 @@ def _line(layer: dict[str, Any], heads: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _sorted_lives(heads: list[dict[str, Any]]) -> list[float]:
     return sorted(math.inf if life is None else life for head in heads for life in head["half_lives"])
+
+
+def _middle(lives: list[float]) -> float:
+    """The median of sorted numbers."""
+    return (lives[(len(lives) - 1) // 2] + lives[len(lives) // 2]) / 2
 
 
 def _life(tokens: float) -> str:
@@ -263,16 +268,18 @@ def _top(shares: list[float]) -> str:
 
 
 def _chart(found: dict[str, Any]) -> str:
-    """Half-lives by layer, for the terminal."""
+    """Half-lives by layer, for the terminal: those that are finite."""
     from gsa.chart import bars
 
     series: dict[str, dict[int, float]] = {"median": {}, "longest": {}}
     for layer in found["layers"]:
-        lives = [life for life in _sorted_lives(layer["heads"]) if math.isfinite(life)]
-        if lives:
-            series["median"][layer["layer"]] = lives[len(lives) // 2]
-            series["longest"][layer["layer"]] = lives[-1]
-    return bars(series, "layer", "half-life in tokens") if series["median"] else "no slot forgets anything"
+        lives = _sorted_lives(layer["heads"])
+        finite = [life for life in lives if math.isfinite(life)]
+        if finite:
+            series["longest"][layer["layer"]] = finite[-1]
+        if math.isfinite(_middle(lives)):
+            series["median"][layer["layer"]] = _middle(lives)
+    return bars(series, "layer", "half-life in tokens") if series["longest"] else "no slot forgets anything"
 
 
 def save_use(layers: Sequence[SlotUse], ids: Sequence[int], path: Path) -> None:

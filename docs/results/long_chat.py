@@ -1,12 +1,13 @@
 """One conversation of 20,000 tokens: does a model keep its rate, its memory and its head?
 
     python docs/results/long_chat.py gsa-smol docs/results/long_chat/gsa-smol.json
-    python docs/results/long_chat.py TEACHER_FOLDER docs/results/long_chat/smollm2.json
+    python docs/results/long_chat.py TEACHER_FOLDER docs/results/long_chat/smollm2.json --tokens 8192
     python docs/results/long_chat.py --draw docs/results/long_chat/*.json
 
 The first two write what was said, beside it as Markdown, and for every turn: where it began, tokens a second, bytes of
 the state, whether the answer ended by itself, and how many of its words repeat themselves in fours. The third draws a
-chart of them. Nothing is told to the model but the questions, which are the same for all.
+chart of them. Nothing is told to the model but the questions, which are the same for all. A teacher is asked no further
+than its context reaches.
 """
 
 from __future__ import annotations

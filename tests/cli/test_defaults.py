@@ -10,15 +10,14 @@ from gsa.cli.chat import chat
 from gsa.cli.generate import generate
 from gsa.infer import Engine
 from gsa.infer.text import ADVISED
-from gsa.infer.text_model import TextModel
 from gsa.sampling import DEFAULT, Sampling
 
 
-@pytest.mark.parametrize("verb", [generate, chat, TextModel.chat, TextModel.generate])
+@pytest.mark.parametrize("verb", [generate, chat])
 def test_defaults_are_those_of_sampling(verb: Any) -> None:
     defaults = {name: entry.default for name, entry in inspect.signature(verb).parameters.items()}
     others = {"stop", "logit_bias"}  # which the verb has as texts, or not at all
-    if verb.__name__ == "chat":
+    if verb is chat:
         others |= {"logprobs", *ADVISED}  # what is not given is as a model advises it, and else as here
         assert {defaults[name] for name in ADVISED} == {None}
     for field in fields(Sampling):

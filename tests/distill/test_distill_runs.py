@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests.cli.running import run
 from tests.scripts import DOCS, script
 
 KINDS = ("convert", "distill")
@@ -44,11 +44,11 @@ def test_what_is_missing_is_made_in_order_and_nothing_else(tmp_path: Path, monke
     assert f"gsa32-0={tmp_path / 'runs/gsa32-0/model'}" in called[-1]
 
 
-def test_its_options_are_those_of_the_commands(tmp_path: Path) -> None:
+def test_its_options_are_those_of_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     page = script(DOCS / "results/distill_runs.py")
     runs = page.Runs(tmp_path, Path("data"), Path("model.gguf"))
     for command in (runs.distil(page.Run("gsa", 0))[0], runs.student("gsa32")[0]):
-        told = subprocess.run([*command[:4], "--help"], capture_output=True, text=True, check=True).stdout
+        told = run(capsys, command[3], "--help")[1]
         assert all(option in told for option in command if option.startswith("--"))
 
 

@@ -15,7 +15,7 @@ import torch
 
 import gsa
 from gsa import Engine, GSAError, Sampling
-from gsa.infer.text import Text
+from gsa.infer.text import ADVISED, Text
 from gsa.infer.text_model import TextModel
 from gsa.models.checkpoint import save_model
 from gsa.sampling import DEFAULT
@@ -69,8 +69,12 @@ def test_every_setting_arrives(model: TextModel, talking: TextModel, monkeypatch
 @pytest.mark.parametrize("function", [TextModel.generate, TextModel.stream, TextModel.chat])
 def test_defaults_are_those_of_sampling(function: Callable[..., object]) -> None:
     defaults = {name: entry.default for name, entry in inspect.signature(function).parameters.items()}
+    others = {"stop"}
+    if function is TextModel.chat:
+        others |= {"logprobs", *ADVISED}  # what is not given is as a model advises it, and else as here
+        assert {defaults[name] for name in ADVISED} == {None}
     for field in fields(Sampling):
-        if field.name != "stop" and not (function is TextModel.chat and field.name == "logprobs"):
+        if field.name not in others:
             assert defaults[field.name] == getattr(DEFAULT, field.name), field.name
 
 

@@ -78,8 +78,9 @@ def prepare(
 
 
 def check(folder: str, json: bool = False) -> None:
-    """Reads every byte of a prepared folder, also of what it holds out, and compares it with what was written, the
-    tokenizer too.
+    """Reads every byte of a prepared folder and compares it with what was written, the tokenizer too.
+
+    What was held out is read as well.
 
     Args:
         folder: A folder that `gsa data prepare` wrote.

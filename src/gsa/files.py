@@ -33,8 +33,10 @@ MOST_BYTES = 2**28  # of other files that are read whole: texts, templates, toke
 def named(name: str | Path, what: str) -> Path:
     """The path of a name that someone gave, of a file that there may be or not; raises for what no file can be called.
 
-    That is a name with a NUL, with characters that the file system does not have, or too long a one.
+    That is a name with a NUL, with characters that the file system does not have, too long a one, or no text at all.
     """
+    if not isinstance(name, str | os.PathLike):
+        raise GSAError(f"{what}: expected a name, got {name!r}")
     try:
         os.lstat(name)
     except (FileNotFoundError, NotADirectoryError, PermissionError):

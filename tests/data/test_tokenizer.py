@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import shutil
@@ -339,3 +340,20 @@ def test_models_of_the_package_have_tokenizers_by_name(monkeypatch: pytest.Monke
     Path("gsa-tiny").mkdir()  # what is here comes first
     with pytest.raises(GSAError, match="gsa-tiny"):
         load_tokenizer("gsa-tiny")
+
+
+def test_a_full_disk_leaves_no_part_of_a_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gsa.data import writer
+
+    whole = writer.write_text
+
+    def full(path: Path, text: str) -> None:
+        if path.name == "tokenizer.json":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        whole(path, text)
+
+    monkeypatch.setattr(writer, "write_text", full)
+    (tmp_path / "book.txt").write_text(text(200))
+    with pytest.raises(GSAError, match="cannot be written: No space left on device"):
+        train_tokenizer([str(tmp_path / "book.txt")], 270, tmp_path / "new", progress=False)
+    assert not (tmp_path / "new").exists()

@@ -78,11 +78,17 @@ class Tokenizer(ABC):
         """Writes a folder that `load_tokenizer` and `transformers.AutoTokenizer` read."""
         from gsa.data.writer import write_text
 
-        folder = Path(folder)
+        folder, files = Path(folder), self.files()
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            for name, text in reversed(self.files().items()):  # tokenizer.json last: with it, the folder is whole
-                write_text(folder / name, text)
+            new = [folder / name for name in files if not (folder / name).exists()]
+            try:
+                for name, text in reversed(files.items()):  # tokenizer.json last: with it, the folder is whole
+                    write_text(folder / name, text)
+            except BaseException:
+                for path in new:
+                    path.unlink(missing_ok=True)
+                raise
         except FileExistsError:
             raise GSAError(f"tokenizer: {folder} is a file, expected a folder") from None
         except OSError as error:

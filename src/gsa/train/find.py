@@ -64,8 +64,8 @@ def find_model(name: str | Path, say: Callable[[str], None] = warn) -> FoundMode
     >>> find_model("gsa-tiny").folder.name
     'gsa-tiny'
     """
-    if not str(name):
-        raise GSAError("model must be a name or a folder, got ''")
+    if not isinstance(name, str | Path) or not str(name):
+        raise GSAError(f"model must be a name or a folder, got {name!r}")
     name = pretrained.path_of(name)
     path = named(name, "model")
     if path.is_dir():
@@ -117,6 +117,8 @@ def read_live(name: str | Path, read: Callable[[], Read]) -> Read:
 
 def _listed(name: str | Path) -> list[tuple[int, Path]]:
     """The checkpoints of a run, if a name means one."""
+    if not isinstance(name, str | Path):
+        return []  # `find_model` says what is wrong with it
     return checkpoints(Path(name)) if os.path.isdir(Path(name) / FOLDER) else []
 
 

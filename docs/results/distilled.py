@@ -41,6 +41,8 @@ HYBRID = "hybrid"
 FIGURES = ("kl", "student_ce", "agreement")
 """What is kept of a student beside the teacher's own cross-entropy, as means [rows][bins]."""
 
+NEAR, LENGTH = 68, 1024
+"""Tokens that window and sinks hold, and of a row, unless others are asked for."""
 SAME = 1e-3
 """Nats between two measurements of one teacher on one machine or another."""
 
@@ -149,9 +151,11 @@ def _figures(title: str, rows: list[tuple[str, Figure]], form: str) -> Table:
     return Table(title, columns, rows, ["Intervals hold 95% of what comes of rows drawn anew."])
 
 
-def begun(out: Path, teacher: str, tokens: dict[str, str], near: int) -> Record:
+def begun(out: Path, teacher: str, tokens: dict[str, str], near: int, length: int) -> Record:
     """The record that a file has, or a new one."""
     names = " ".join(f"--tokens {name}={Path(folder).name}" for name, folder in tokens.items())
+    names += "" if near == NEAR else f" --near {near}"
+    names += "" if length == LENGTH else f" --length {length}"
     record = {
         "experiment": "distilled",
         "command": f"python docs/results/distilled.py {out.name} NAME=FOLDER ... --teacher {Path(teacher).name} "
@@ -188,11 +192,11 @@ def main(args: list[str] | None = None) -> None:
     parser.add_argument("--tokens", action="append", required=True, type=named, metavar="NAME=FOLDER")
     parser.add_argument("--window", metavar="NAME", help="the student whose losses are to be recovered")
     parser.add_argument("--pair", nargs=2, action="append", default=[], metavar=("A", "B"))
-    parser.add_argument("--near", type=int, default=68, help="tokens that the window and its sinks hold")
+    parser.add_argument("--near", type=int, default=NEAR, help="tokens that the window and its sinks hold")
     parser.add_argument("--rows", type=int, default=24)
-    parser.add_argument("--length", type=int, default=1024)
+    parser.add_argument("--length", type=int, default=LENGTH)
     given = parser.parse_intermixed_args(args)
-    record = begun(given.out, given.teacher, dict(given.tokens), given.near)
+    record = begun(given.out, given.teacher, dict(given.tokens), given.near, given.length)
     folders = {name: Path(folder) for name, folder in given.students if name not in record["students"]}
     if folders:
         teacher = load_teacher(given.teacher)

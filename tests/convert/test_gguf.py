@@ -170,6 +170,8 @@ def test_tokenizer_and_chat_template_come_along(tmp_path: Path) -> None:
         ({"add_sliding_window": 8}, "attention.sliding_window"),
         ({"add_rope_dimension_count": 4}, "rope.dimension_count is 4, and heads are 8 wide"),
         ({"add_rope_scaling_type": gguf.RopeScalingType.LINEAR}, "rope.scaling.type is 'linear'"),
+        ({"add_rope_scaling_factor": 4.0}, "rope.scaling.factor is 4.0: scaling is not supported"),
+        ({"add_causal_attention": False}, "attention.causal is false"),
         ({"add_expert_count": 4}, "expert_count is 4"),
     ],
 )

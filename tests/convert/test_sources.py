@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 import gsa
-from gsa.convert import Choices, prepare
+from gsa.convert import Choices, convert, prepare
 from gsa.convert import run as run_module
 from gsa.convert.sources import FolderSource
 from gsa.convert.teacher import read_teacher
+from gsa.convert.verify import verify_folder
 from gsa.errors import GSAError
 from gsa.models.checkpoint import load_model, load_weights
 from tests.cli.running import run
-from tests.convert.families import changed, made, saved
+from tests.convert.families import VOCABULARY, changed, made, saved
 
 GSA = Choices(to="gsa")
 
@@ -140,6 +144,13 @@ def test_no_more_is_in_memory_than_the_largest_shard(tmp_path: Path, monkeypatch
         ({"rope_scaling": {"type": "linear", "rope_type": "llama3"}}, "rope_scaling: type is 'linear': only default"),
         ({"rope_scaling": {"type": "linear", "factor": 0.5}}, "rope_factor must be"),
         (
+            {
+                "rope_scaling": {"type": "linear", "factor": 2.0},
+                "rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0},
+            },
+            "rope_parameters is .*: rope_scaling says something else",
+        ),
+        (
             {"rope_scaling": {"type": "linear", "factor": 2, "beta": 1}},
             "rope_scaling: beta is 1: this field is not known",
         ),
@@ -184,9 +195,112 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_norms_of_queries_have_no_place_in_some_students(tmp_path: Path) -> None:
     source = saved(tmp_path / "source", "qwen3")
-    for to in ("gsa", "gla", "retnet", "supra"):
+    for choices in (*(Choices(to=to) for to in ("gla", "retnet", "supra")), Choices(to="gsa", paper=True)):
         with pytest.raises(GSAError, match="norms of queries and keys"):
-            made(source, tmp_path / "out", Choices(to=to))
+            made(source, tmp_path / "out", choices)
+    made(source, tmp_path / "out", GSA)
+    kept = load_weights(source)["model.layers.0.self_attn.q_norm.weight"]
+    assert torch.equal(load_model(tmp_path / "out").model.layers[0].mixer.q_norm.weight, kept)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+def test_a_window_of_null_is_none(tmp_path: Path, family: str) -> None:
+    """transformers has its default of 4096 where nothing is said, and no window where null is."""
+    source = changed(saved(tmp_path / "source", family), use_sliding_window=True, sliding_window=None)
+    fields = json.loads((source / "config.json").read_text())
+    fields.pop("layer_types", None)
+    assert set(read_teacher(fields).windows) == {None}
+    fields.pop("sliding_window")
+    assert set(read_teacher(fields | {"max_window_layers": 0}).windows) == {4096}
+
+
+def with_tensor(source: Path, name: str, change: Callable[[Tensor], Tensor]) -> Path:
+    """The folder with a tensor changed."""
+    file = source / "model.safetensors"
+    tensors = load_file(file)
+    save_file({**tensors, name: change(tensors[name])}, file, metadata={"format": "pt"})
+    return source
+
+
+@pytest.mark.parametrize("to", ["hybrid", "gsa"])
+def test_weights_that_are_not_finite_are_named_by_calibration_too(llama: Path, tmp_path: Path, to: str) -> None:
+    name = "model.layers.1.self_attn.q_proj.weight"
+    source = with_tensor(Path(shutil.copytree(llama, tmp_path / "source")), name, lambda x: x.log())
+    with pytest.raises(GSAError, match=f"tensor {name} is not finite"):
+        convert(source, tmp_path / "out", Choices(to=to), tokens=256)
+    assert left(tmp_path) == ["source"]
+
+
+def test_weights_of_several_dtypes_keep_all_their_digits(llama: Path, tmp_path: Path) -> None:
+    source = Path(shutil.copytree(llama, tmp_path / "source"))
+    tensors = load_file(source / "model.safetensors")
+    mixed = {name: x.to(torch.float16 if "attn" in name else torch.bfloat16) for name, x in tensors.items()}
+    save_file(mixed, source / "model.safetensors", metadata={"format": "pt"})
+    assert made(source, tmp_path / "out", GSA).dtype == "float32"
+    assert verify_folder(tmp_path / "out")[0].found.endswith("equal")
+    made(source, tmp_path / "rounded", GSA, "bf16")
+    assert "equal, rounded to bfloat16" in verify_folder(tmp_path / "rounded")[0].found
+
+
+def test_tokens_that_the_model_does_not_have(llama: Path, tmp_path: Path) -> None:
+    """Those that were added, a pad say, are left out; a vocabulary that is larger than the model's is refused."""
+    source = Path(shutil.copytree(llama, tmp_path / "source"))
+    path, config = source / "tokenizer.json", source / "tokenizer_config.json"
+    plain = path.read_text()
+    tokenizer = tokenizers.Tokenizer.from_str(plain)
+    tokenizer.add_special_tokens(["<pad>"])
+    path.write_text(tokenizer.to_str())
+    config.write_text(json.dumps({**json.loads(config.read_text()), "pad_token": "<pad>"}))
+    made(source, tmp_path / "out", GSA)
+    assert gsa.load(tmp_path / "out").tokenizer.vocab_size == VOCABULARY
+    assert "pad_token" not in json.loads((tmp_path / "out/tokenizer_config.json").read_text())
+    content = json.loads(plain)
+    content["model"]["vocab"]["zzz"] = 300
+    path.write_text(json.dumps(content))
+    with pytest.raises(GSAError, match="the tokenizer has a vocabulary of 301, the model of 257"):
+        made(source, tmp_path / "other", GSA)
+    path.write_text(plain[:100])
+    with pytest.raises(GSAError, match=f"^convert: .*{source.name}") as caught:
+        made(source, tmp_path / "other", GSA)
+    assert "unfinished" not in str(caught.value)
+    assert left(tmp_path) == ["out", "source"]
+
+
+def test_a_source_is_found_again_from_another_folder(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(llama, tmp_path / "owner/model")
+    monkeypatch.chdir(tmp_path)
+    made(Path("owner/model"), tmp_path / "out", GSA)
+    monkeypatch.chdir("/")
+    assert all(check.passed for check in verify_folder(tmp_path / "out"))
+    shutil.rmtree(tmp_path / "owner")
+    with pytest.raises(GSAError, match="was not found: there is no such folder or file"):
+        verify_folder(tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("SOURCE", "OUT", "--verify", "DONE"), "OUT does nothing with --verify"),
+        (("--verify", "DONE", "--slots", "3"), "--slots does nothing with --verify"),
+        (("--verify", "DONE", "--plan"), "--plan does nothing with --verify"),
+        (("SOURCE", "--plan", "--calibrate", "nosuch"), "nosuch cannot be read"),
+        (("SOURCE", "--plan", "--calibrate-tokens", "-7"), "calibrate_tokens must be at least 0, got -7"),
+        (("SOURCE", "OUT", "--calibrate", "BOOK", "--calibrate-tokens", "0"), "a text does nothing without tokens"),
+        (("SOURCE", "OUT", "--to", "gsa", "--paper", "--calibrate-tokens", "99"), "so a number of tokens does nothing"),
+        (("SOURCE", "OUT", "--to", "gsa", "--calibrate-tokens", "1"), "there is nothing to measure in texts of 1"),
+    ],
+)
+def test_options_that_would_do_nothing(
+    llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture, words: tuple[str, ...], message: str
+) -> None:
+    (tmp_path / "book").write_text("It was a dark and stormy night. " * 100)
+    places = {"SOURCE": llama, "OUT": tmp_path / "out", "DONE": tmp_path / "done", "BOOK": tmp_path / "book"}
+    code, _, err = run(capsys, "convert", *(str(places.get(word, word)) for word in words))
+    assert code == 2
+    assert message in err
+    assert left(tmp_path) == ["book"]
 
 
 def test_unknown_fields_are_told(llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

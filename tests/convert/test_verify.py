@@ -29,7 +29,7 @@ def failed(folder: Path) -> list[str]:
     "to", [to if to in ("hybrid", "gsa") else pytest.param(to, marks=pytest.mark.slow) for to in STUDENTS]
 )
 def test_every_student_passes(tmp_path: Path, to: str, capsys: pytest.CaptureFixture) -> None:
-    source = saved(tmp_path / "source", "qwen3" if to in ("hybrid", "attention") else "qwen2")
+    source = saved(tmp_path / "source", "qwen3" if to in ("hybrid", "attention", "gsa") else "qwen2")
     more = {name: value for name, value in SMALL.items() if name in STUDENTS[to].takes}
     made(source, tmp_path / "out", Choices(to=to, **more), "bf16" if to == "hybrid" else None)  # type: ignore[arg-type]
     code, out, _ = run(capsys, "convert", "--verify", str(tmp_path / "out"))

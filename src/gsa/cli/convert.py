@@ -66,9 +66,27 @@ def convert(
     """
     from gsa.convert import Choices, prepare
     from gsa.convert import convert as convert_
+    from gsa.convert.calibrate import TOKENS
     from gsa.errors import GSAError
     from gsa.table import show
 
+    made: dict[str, tuple[Any, Any]] = {  # and what they are where nothing is said
+        "to": (to, "hybrid"),
+        "window": (window, None),
+        "sinks": (sinks, None),
+        "slots": (slots, None),
+        "slot_router": (slot_router, None),
+        "slot_positions": (slot_positions, None),
+        "feature_map": (feature_map, None),
+        "paper": (paper, False),
+        "dtype": (dtype, None),
+        "seed": (seed, 0),
+        "calibrate": (calibrate, None),
+        "calibrate_tokens": (calibrate_tokens, TOKENS),
+        "plan": (plan, False),
+    }
+    if verify is not None:
+        _refuse_beside_verify({"out": (out, ""), **made})
     figures = {"text_tokens": text_tokens, "questions": questions, "data": data}
     given = [name for name, value in figures.items() if value is not None]
     if text and verify is None:
@@ -93,8 +111,11 @@ def convert(
     )
     if plan:
         from gsa.convert.plan import cost_table, mapping_tables, report
+        from gsa.convert.run import calibration_text, check_calibration
 
+        words = calibration_text(calibrate, calibrate_tokens)
         conversion = prepare(source, choices, dtype)
+        check_calibration(conversion, words, calibrate_tokens)
         if json:
             print(json_module.dumps(report(conversion), indent=2))
         else:
@@ -107,6 +128,16 @@ def convert(
         print(json_module.dumps(asdict(done), indent=2, default=str))
     else:
         print(f"{to}: {done.parameters:,} parameters, {done.dtype} -> {out}, with {', '.join(done.files)}")
+
+
+def _refuse_beside_verify(options: dict[str, tuple[Any, Any]]) -> None:
+    """Raises for the first option that has another value than its default: it would do nothing."""
+    from gsa.errors import GSAError
+
+    for name, (value, default) in options.items():
+        if value != default:
+            option = "OUT" if name == "out" else f"--{name.replace('_', '-')}"
+            raise GSAError(f"convert: {option} does nothing with --verify")
 
 
 def verified(folder: str, source: str, text: list[str], figures: dict[str, Any], json: bool) -> None:

@@ -21,7 +21,7 @@ from gsa.console import read_text
 from gsa.convert.attention import Scores
 from gsa.convert.distances import gate_bias, measured, quantiles, spread
 from gsa.convert.slots import hybrid_weights
-from gsa.data.tokenizer import JSON, load_tokenizer
+from gsa.data.tokenizer import JSON
 from gsa.errors import GSAError, memory_errors
 from gsa.eval.progress import Progress
 from gsa.mixers.sequences import sequences_of
@@ -77,12 +77,15 @@ def pieces(conversion: Conversion, folder: Path, text: Text, tokens: int) -> Ten
     longest = max(LENGTH, BEYOND * near)
     length = min(longest, tokens, conversion.teacher.context or longest)
     if length <= near + 1:
+        given = f"in texts of {length} tokens (--calibrate-tokens, or the teacher's context)"
+        if not near:
+            raise GSAError(f"convert: there is nothing to measure {given}")
         raise GSAError(
-            f"convert: nothing lies beyond window and sinks of {near} tokens in texts of {length} "
-            "(--calibrate-tokens, or the teacher's context): choose a smaller window, or --calibrate-tokens 0"
+            f"convert: nothing lies beyond window and sinks of {near} tokens {given}: choose a smaller window, or "
+            "--calibrate-tokens 0"
         )
     wanted = max(tokens // length, 1) * length
-    (ids,) = load_tokenizer(folder).encode([text.content[: 16 * wanted]])
+    (ids,) = conversion.tokenizer(folder).encode([text.content[: 16 * wanted]])
     if len(ids) < length:
         raise GSAError(f"convert: {text.name} has {len(ids)} tokens, calibration needs at least {length}")
     count = min(len(ids), wanted) // length
@@ -97,9 +100,9 @@ def _near(conversion: Conversion) -> int:
 
 def calibrate(conversion: Conversion, ids: Tensor, text: str, new: dict[str, Tensor]) -> Calibration:
     """The new weights that the teacher has something to say about. One layer of it is in memory at a time."""
-    source, weights, facts = conversion.source, dict[str, Tensor](), list[dict[str, Any]]()
+    weights, facts = dict[str, Tensor](), list[dict[str, Any]]()
     with torch.no_grad(), memory_errors("convert"), Progress(len(conversion.student.layers), "layers") as progress:
-        x = source.read(conversion.mapping.copied["model.embeddings.weight"])[ids].float()
+        x = conversion.read("model.embeddings.weight", torch.float32)[ids]
         for number in range(len(conversion.student.layers)):
             block, prefix = teacher_block(conversion, number), f"model.layers.{number}.mixer."
             own = {name.removeprefix(prefix): value for name, value in new.items() if name.startswith(prefix)}
@@ -116,8 +119,8 @@ def teacher_block(conversion: Conversion, number: int) -> Block:
     config, prefix = conversion.teacher.config, f"model.layers.{number}."
     with without_memory():
         block = Block(config, config.layers[number])
-    own = {name: their for name, their in conversion.mapping.copied.items() if name.startswith(prefix)}
-    weights = {name.removeprefix(prefix): conversion.source.read(their).float() for name, their in own.items()}
+    own = [name for name in conversion.mapping.copied if name.startswith(prefix)]
+    weights = {name.removeprefix(prefix): conversion.read(name, torch.float32) for name in own}
     block.load_state_dict(weights, assign=True)
     return block.eval()
 

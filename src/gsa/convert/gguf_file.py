@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gsa.convert.sources import Source
 from gsa.data.optional import first_line
-from gsa.data.tokenizer import CONFIG, JSON
+from gsa.data.tokenizer import JSON
 from gsa.errors import GSAError
 from gsa.extras import require
 from gsa.files import read_json
@@ -72,7 +72,7 @@ class GGUFSource(Source):
         require("gguf", f"convert: {name}")
         import gguf
 
-        self.place, self.name, self._quants = place, name, gguf.quants
+        self.place, self.name, self.origin, self._quants = place, name, str(place.resolve()), gguf.quants
         try:
             self._reader = gguf.GGUFReader(place)
         except MemoryError:
@@ -113,9 +113,9 @@ class GGUFSource(Source):
         """Refuses what cannot be represented; `told` keeps what is not known."""
         if "rope_freqs.weight" in self._stored:
             raise GSAError(f"convert: {self.place}: tensor rope_freqs.weight scales rotary positions: not supported")
-        scaling = told.pop("rope.scaling.type", "none")
-        if scaling != "none":
-            raise GSAError(f"convert: {self.place}: rope.scaling.type is {quoted(scaling)}: not supported")
+        self._check_scaling(told)
+        if told.pop("attention.causal", True) is not True:
+            raise GSAError(f"convert: {self.place}: attention.causal is false: not a model that writes text")
         if "attention.sliding_window" in told:
             raise GSAError(f"convert: {self.place}: attention.sliding_window: not supported in GGUF files")
         heads, width = fields.get("num_attention_heads"), fields.get("hidden_size")
@@ -125,6 +125,16 @@ class GGUFSource(Source):
                 size = told.pop(key, head)
                 if size != head:
                     raise GSAError(f"convert: {self.place}: {key} is {quoted(size)}, and heads are {head} wide")
+
+    def _check_scaling(self, told: Fields) -> None:
+        """Refuses scaled rotary positions; where a factor comes without a type, llama.cpp takes it for linear."""
+        kind = told.pop("rope.scaling.type", None)
+        if kind not in (None, "none"):
+            raise GSAError(f"convert: {self.place}: rope.scaling.type is {quoted(kind)}: not supported")
+        for key in ("rope.scaling.factor", "rope.scale_linear"):
+            factor = told.pop(key, 1)
+            if kind is None and factor not in (0, 1):  # 0 stands for none
+                raise GSAError(f"convert: {self.place}: {key} is {quoted(factor)}: scaling is not supported")
 
     @cached_property
     def _stored(self) -> dict[str, Any]:
@@ -164,7 +174,6 @@ class GGUFSource(Source):
 
         before = {path.name for path in folder.iterdir()}
         loaded("AutoTokenizer", self.place).save_pretrained(folder)
-        _drop_tokens(folder, int(self.fields["vocab_size"]))
         if self._value("tokenizer.ggml.model") == BYTE_LEVEL:
             self._split_as_told(folder / JSON)
         return sorted({path.name for path in folder.iterdir()} - before)
@@ -181,19 +190,6 @@ class GGUFSource(Source):
         digits = {"type": "Digits", "individual_digits": True}
         content["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [digits, content["pre_tokenizer"]]}
         path.write_text(json.dumps(content, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def _drop_tokens(folder: Path, count: int) -> None:
-    """Takes tokens out of a tokenizer that its model does not have: transformers adds such as it thinks are needed."""
-    path, config = folder / JSON, folder / CONFIG
-    content, named = read_json(path), read_json(config)
-    foreign = [token for token in content["added_tokens"] if token["id"] >= count]
-    if foreign:
-        content["added_tokens"] = [token for token in content["added_tokens"] if token not in foreign]
-        names = {token["content"] for token in foreign}
-        path.write_text(json.dumps(content, ensure_ascii=False) + "\n", encoding="utf-8")
-        kept = {key: value for key, value in named.items() if not (isinstance(value, str) and value in names)}
-        config.write_text(json.dumps(kept, indent=2) + "\n")
 
 
 def unpaired(x: Tensor, heads: int) -> Tensor:

@@ -15,15 +15,17 @@ import gsa
 from gsa.convert.calibrate import NORMED, STUDENTS, TOKENS, Calibration, Text, calibrate, pieces, text_of
 from gsa.convert.card import card
 from gsa.convert.mapping import Mapping, checked, map_tensors
-from gsa.convert.sources import Source, open_source
+from gsa.convert.sources import Source, drop_foreign_tokens, open_source
 from gsa.convert.students import Choices, new_weights, student_config
 from gsa.convert.teacher import Teacher, read_teacher
+from gsa.data.tokenizer import JSON, Tokenizer, load_tokenizer
 from gsa.errors import GSAError
 from gsa.eval.progress import Progress
 from gsa.files import byte_count, free_bytes, named, whole_folder
 from gsa.models.checkpoint import CONFIG, config_text, write_shards
 from gsa.models.config import ModelConfig
 from gsa.models.remote import AUTO_MAP, write_module
+from gsa.options import check_count
 from gsa.train.export import CARD, DTYPES
 
 RECORD = "convert.json"
@@ -59,6 +61,26 @@ class Conversion:
     def nbytes(self) -> int:
         return sum(self.sizes.values())
 
+    def read(self, name: str, dtype: torch.dtype) -> Tensor:
+        """A tensor of the student that its source has."""
+        theirs = self.mapping.copied[name]
+        return checked(self.source.read(theirs), theirs, self.source, dtype)
+
+    def tokenizer(self, folder: Path) -> Tokenizer:
+        """The tokenizer that was put into a folder, without tokens that were added and that the model does not know."""
+        size = self.student.vocab_size
+        try:
+            drop_foreign_tokens(folder, size)
+            found = load_tokenizer(folder)
+        except GSAError as error:  # it is the source's, and the folder has no name yet
+            raise GSAError(f"convert: {str(error).replace(str(folder), str(self.source.place))}") from None
+        if found.vocab_size > size:
+            raise GSAError(
+                f"convert: {self.source.name}: the tokenizer has a vocabulary of {found.vocab_size:,}, the model of "
+                f"{size:,}"
+            )
+        return found
+
 
 def prepare(source: str | Path, choices: Choices, dtype: str | None = None) -> Conversion:
     """What a source would become, checked as far as it can be without reading its weights."""
@@ -68,9 +90,16 @@ def prepare(source: str | Path, choices: Choices, dtype: str | None = None) -> C
     teacher = read_teacher(opened.fields)
     student = student_config(teacher, choices)
     mapping = map_tensors(opened, teacher.config, student)
-    kept = {x.dtype for x in opened.tensors.values()}
-    wanted = DTYPES[dtype] if dtype else next(one for one in (torch.float32, *sorted(kept, key=str)) if one in kept)
+    wanted = DTYPES[dtype] if dtype else _common_dtype({x.dtype for x in opened.tensors.values()})
     return Conversion(opened, teacher, choices, student, mapping, wanted)
+
+
+def _common_dtype(dtypes: set[torch.dtype]) -> torch.dtype:
+    """The narrowest that holds numbers of all of these exactly; fp16 and bf16 both fit into fp32 alone."""
+    common = dtypes.pop()
+    for dtype in dtypes:
+        common = torch.promote_types(common, dtype)
+    return common
 
 
 @dataclass(frozen=True)
@@ -97,17 +126,31 @@ def convert(
     Weights that are new are calibrated on so many tokens of a text, by default of the package's; 0 for none.
     """
     place = checked_out(out)
-    given = None if text is None else text_of(text)  # first, since opening a source may take long
+    given = calibration_text(text, tokens)  # first, since opening a source may take long
     conversion = prepare(source, choices, dtype)
-    if text is not None and not conversion.calibrated:
-        form = "the paper's form of " if choices.paper else ""
-        raise GSAError(f"convert: nothing in {form}{choices.to} is calibrated, so a text does nothing")
+    check_calibration(conversion, given, tokens)
     free = free_bytes(place)
     if conversion.nbytes > free:
         raise GSAError(
             f"convert: {place}: {byte_count(conversion.nbytes)} are needed, {byte_count(free)} are free there"
         )
     return write(conversion, place, text=given or text_of(None), tokens=tokens if conversion.calibrated else 0)
+
+
+def calibration_text(path: str | None, tokens: int) -> Text | None:
+    """The text that somebody has chosen to calibrate on."""
+    check_count("convert: calibrate_tokens", tokens, least=0)
+    if path is not None and not tokens:
+        raise GSAError("convert: a text does nothing without tokens of it (--calibrate-tokens 0)")
+    return None if path is None else text_of(path)
+
+
+def check_calibration(conversion: Conversion, text: Text | None, tokens: int) -> None:
+    """Raises if a text or a number of tokens was chosen, and nothing is calibrated."""
+    idle = "a text" if text is not None else "a number of tokens" if tokens not in (0, TOKENS) else None
+    if idle and not conversion.calibrated:
+        form = "the paper's form of " if conversion.choices.paper else ""
+        raise GSAError(f"convert: nothing in {form}{conversion.choices.to} is calibrated, so {idle} does nothing")
 
 
 def checked_out(out: str | Path) -> Path:
@@ -124,6 +167,8 @@ def write(conversion: Conversion, place: Path, *, text: Text, tokens: int) -> Co
     new, calibration = fresh(conversion), None
     with whole_folder(place, "convert", conversion.nbytes) as folder:
         companions = source.write_companions(folder)
+        if (folder / JSON).exists():
+            conversion.tokenizer(folder)
         if tokens:
             calibration = calibrate(conversion, pieces(conversion, folder, text, tokens), text.name, new)
             new |= calibration.weights
@@ -173,7 +218,7 @@ def record(conversion: Conversion, calibration: Calibration | None) -> dict[str,
     teacher = conversion.teacher
     return {
         "gsa": gsa.__version__,
-        "source": conversion.source.name,
+        "source": conversion.source.origin,
         "family": teacher.family,
         "choices": asdict(conversion.choices),
         "dtype": str(conversion.dtype).removeprefix("torch."),

@@ -5,6 +5,7 @@ A source has the fields of a config.json, tensors by transformers' names, and a 
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +15,8 @@ import torch
 from torch import Tensor
 
 from gsa.data.optional import hub_failures
+from gsa.data.tokenizer import CONFIG as TOKENIZER_CONFIG
+from gsa.data.tokenizer import JSON
 from gsa.errors import GSAError
 from gsa.files import named, read_file, read_json
 from gsa.models.checkpoint import CONFIG, INDEX, companions, described_file, opened, weight_files
@@ -32,6 +35,8 @@ class Source(ABC):
     """As it was asked for."""
     place: Path
     """A folder or a file."""
+    origin: str
+    """Where it is found again, from any folder: its path, or its name on the Hub."""
 
     @property
     @abstractmethod
@@ -60,8 +65,8 @@ class Source(ABC):
 class FolderSource(Source):
     """A folder with config.json and safetensors."""
 
-    def __init__(self, place: Path, name: str):
-        self.place, self.name = place, name
+    def __init__(self, place: Path, name: str, origin: str | None = None):
+        self.place, self.name, self.origin = place, name, origin or str(place.resolve())
 
     @cached_property
     def fields(self) -> Fields:
@@ -110,6 +115,31 @@ class FolderSource(Source):
         return [file.name for file in found]
 
 
+def drop_foreign_tokens(folder: Path, count: int) -> None:
+    """Takes tokens out of a tokenizer that were added to it, and that its model of `count` tokens does not have.
+
+    Some add a pad or an end of text, which no text needs, without making room for it; so does transformers.
+    """
+    path, config = folder / JSON, folder / TOKENIZER_CONFIG
+    content = read_json(path)
+    added = content.get("added_tokens") or []
+    foreign = [token for token in added if token.get("id", 0) >= count]
+    if foreign:
+        content["added_tokens"] = [token for token in added if token not in foreign]
+        path.write_text(json.dumps(content, ensure_ascii=False) + "\n", encoding="utf-8")
+    if foreign and config.exists():
+        names = {token["content"] for token in foreign}
+        kept = {name: value for name, value in read_json(config).items() if _spelling(value) not in names}
+        if isinstance(decoder := kept.get("added_tokens_decoder"), dict):
+            kept["added_tokens_decoder"] = {id: token for id, token in decoder.items() if _spelling(token) not in names}
+        config.write_text(json.dumps(kept, indent=2) + "\n")
+
+
+def _spelling(token: Any) -> Any:
+    """A token's text, which is written as it is, or in a record of the token."""
+    return token.get("content") if isinstance(token, dict) else token if isinstance(token, str) else None
+
+
 def _dtype(x: Tensor) -> str:
     return str(x.dtype).removeprefix("torch.")
 
@@ -117,7 +147,7 @@ def _dtype(x: Tensor) -> str:
 def open_source(name: str | Path) -> Source:
     """The source that a name means: a GGUF file, a folder, or a model of the Hugging Face Hub (owner/name)."""
     path = named(name, "convert: source")
-    if path.suffix == GGUF and path.is_file():
+    if path.suffix.lower() == GGUF and path.is_file():
         from gsa.convert.gguf_file import GGUFSource
 
         return GGUFSource(path, str(name))
@@ -128,10 +158,10 @@ def open_source(name: str | Path) -> Source:
     if path.exists():
         raise GSAError(f"convert: {path} is a file, expected the folder of a model, or a {GGUF} file")
     missing = f"convert: {quoted(str(name))} was not found: there is no such folder or file, and "
-    if not HUB_NAME.fullmatch(str(name)) or path.suffix == GGUF:
+    if not HUB_NAME.fullmatch(str(name)) or path.suffix.lower() == GGUF:
         raise GSAError(f"{missing}models of the Hugging Face Hub are named owner/name")
     try:
-        return FolderSource(on_hub(str(name), _check_kind), str(name))
+        return FolderSource(on_hub(str(name), _check_kind), str(name), str(name))
     except GSAError:
         raise
     except hub_failures() as error:

@@ -56,11 +56,6 @@ def _attention(teacher: Teacher, choices: Choices) -> Fields:
 
 def _heads(teacher: Teacher) -> Fields:
     """Options that mixers with heads share."""
-    if teacher.qk_norm:
-        raise GSAError(
-            "convert: the norms of queries and keys (q_norm, k_norm) have no place in gsa, gla, retnet and supra; "
-            "attention and hybrid keep them"
-        )
     expansion = teacher.heads * teacher.head_dim / teacher.sizes["hidden_size"]
     return {
         "num_attention_heads": teacher.heads,
@@ -75,12 +70,24 @@ def _gsa(teacher: Teacher, choices: Choices) -> Fields:
     """The teacher's q, k and v as they are, and gates with a bias; in the paper's form, its layer."""
     fields = {"mixer": "gsa", **_heads(teacher), "num_slots": 64 if choices.slots is None else choices.slots}
     if choices.paper:
+        _refuse_norms(teacher, "the paper's form of gsa")
         return fields
+    fields["qk_norm"] = teacher.qk_norm
     plain = dict.fromkeys(("feature_map", "value_activation", "output_activation", "output_norm"), "none")
     return {**fields, **plain, "scale": teacher.head_dim**-0.5, "gate_bias": True}
 
 
+def _refuse_norms(teacher: Teacher, student: str) -> None:
+    """Of queries and keys, which Qwen3 has."""
+    if teacher.qk_norm:
+        raise GSAError(
+            f"convert: the norms of queries and keys (q_norm, k_norm) have no place in {student}; attention, hybrid "
+            "and gsa keep them"
+        )
+
+
 def _gla(teacher: Teacher, choices: Choices) -> Fields:
+    _refuse_norms(teacher, choices.to)
     return {"mixer": "gla", **_heads(teacher), **_features(choices, "relu"), "output_gate": False}
 
 
@@ -89,6 +96,7 @@ def _retnet(teacher: Teacher, choices: Choices) -> Fields:
 
 
 def _supra(teacher: Teacher, choices: Choices) -> Fields:
+    _refuse_norms(teacher, choices.to)
     return {"mixer": "supra", **_heads(teacher), **_features(choices, "t2r"), **teacher.rope}
 
 

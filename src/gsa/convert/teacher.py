@@ -160,7 +160,7 @@ def read_teacher(fields: Fields) -> Teacher:
 
 def _rope(reader: FieldReader) -> Fields:
     """Rotary positions: plain, linear or Llama 3's; others are refused."""
-    found: Fields = {"rope_theta": 10000.0}
+    found, scaled = Fields(rope_theta=10000.0), Fields()
     theta = reader.get("rope_theta", float, None)
     for name in ("rope_scaling", "rope_parameters"):
         within = FieldReader(reader.get(name, dict, {}), f"{reader.what}: {name}")
@@ -173,11 +173,16 @@ def _rope(reader: FieldReader) -> Fields:
         within.must_be("partial_rotary_factor", None, 1)
         if kind == "default":
             within.must_be("factor", None, 1)
-        for theirs, ours in SCALED[kind].items():
-            found[ours] = within.count(theirs, ...) if ours == "rope_context" else within.get(theirs, float, ...)
+        own = {
+            ours: within.count(theirs, ...) if ours == "rope_context" else within.get(theirs, float, ...)
+            for theirs, ours in SCALED[kind].items()
+        }
         within.finish()
-    if found.get("rope_factor") == 1:  # whatever else is said of it
-        found = {"rope_theta": found["rope_theta"]}
+        if own and scaled and own != scaled:
+            raise reader.fail(name, "rope_scaling says something else")
+        scaled = own or scaled
+    if scaled.get("rope_factor") != 1:  # else it is not scaled, whatever else is said of it
+        found |= scaled
     return found if theta is None else {**found, "rope_theta": theta}
 
 
@@ -188,9 +193,8 @@ def _windows(reader: FieldReader, family: str, layers: int) -> tuple[int | None,
         return (None,) * layers
     if family == "mistral":
         reader.must_be("layer_types", None)
-        given = "sliding_window" in reader.fields  # as null, for none
-        return (reader.count("sliding_window", None if given else 4096),) * layers
-    window, kinds = reader.count("sliding_window", 4096), reader.get("layer_types", list, None)
+        return (_window(reader),) * layers
+    window, kinds = _window(reader), reader.get("layer_types", list, None)
     first = reader.get("max_window_layers", int, 28)  # layers before it see everything
     if not reader.get("use_sliding_window", bool, False):
         return (None,) * layers
@@ -200,6 +204,12 @@ def _windows(reader: FieldReader, family: str, layers: int) -> tuple[int | None,
     if len(kinds) != layers or not all(isinstance(kind, str) and kind in known for kind in kinds):
         raise reader.fail("layer_types", f"expected {layers} times {' or '.join(known)}")
     return tuple(known[kind] for kind in kinds)
+
+
+def _window(reader: FieldReader) -> int | None:
+    """Tokens of a sliding window: null is none, and where nothing is said it is transformers' default."""
+    found: int | None = reader.count("sliding_window", None if "sliding_window" in reader.fields else 4096)
+    return found
 
 
 def _tokens(reader: FieldReader) -> dict[str, int | list[int]]:

@@ -77,14 +77,16 @@ def teacher_of(model: LM, config: ModelConfig) -> LM:
 
 def weights_are_the_sources(model: LM, source: Source, dtype: torch.dtype, trained: Collection[str] = ()) -> Check:
     """Every tensor that both have, but for those that were trained: to the bit, in the dtype of the folder."""
-    here, compared = model.state_dict(), 0
+    here, compared, rounded = model.state_dict(), 0, False
     for name in source.tensors:
         own = our_name(name)
         if own in here and own not in trained and not (own == HEAD and model.config.tie_word_embeddings):
-            if not torch.equal(here[own], source.read(name).to(dtype).float()):
+            theirs = source.read(name)
+            if not torch.equal(here[own], theirs.to(dtype).float()):
                 return Check("weights are the source's", False, f"{name} differs")
-            compared += 1
-    told = f", and {len(trained)} that were trained" if trained else ""
+            compared, rounded = compared + 1, rounded or not torch.equal(here[own], theirs.float())
+    told = f", rounded to {str(dtype).removeprefix('torch.')}" if rounded else ""
+    told += f", and {len(trained)} that were trained" if trained else ""
     return Check("weights are the source's", compared > 0, f"{compared} tensors, equal{told}")
 
 

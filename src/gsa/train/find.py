@@ -64,8 +64,7 @@ def find_model(name: str | Path, say: Callable[[str], None] = warn) -> FoundMode
     >>> find_model("gsa-tiny").folder.name
     'gsa-tiny'
     """
-    if not isinstance(name, str | Path) or not str(name):
-        raise GSAError(f"model must be a name or a folder, got {name!r}")
+    _check_name(name)
     name = pretrained.path_of(name)
     path = named(name, "model")
     if path.is_dir():
@@ -105,6 +104,7 @@ def read_live(name: str | Path, read: Callable[[], Read]) -> Read:
 
     A run that goes on meanwhile may remove the checkpoint that is being read: then all is done again.
     """
+    _check_name(name)
     for last in [*[False] * (_TRIES - 1), True]:
         before = _listed(name)
         try:
@@ -115,10 +115,13 @@ def read_live(name: str | Path, read: Callable[[], Read]) -> Read:
     raise AssertionError("the last try returns or raises")
 
 
+def _check_name(name: str | Path) -> None:
+    if not isinstance(name, str | Path) or not str(name):
+        raise GSAError(f"model must be a name or a folder, got {name!r}")
+
+
 def _listed(name: str | Path) -> list[tuple[int, Path]]:
     """The checkpoints of a run, if a name means one."""
-    if not isinstance(name, str | Path):
-        return []  # `find_model` says what is wrong with it
     return checkpoints(Path(name)) if os.path.isdir(Path(name) / FOLDER) else []
 
 

@@ -2,8 +2,9 @@
 
     python docs/results/distill_runs.py FOLDER --data DATA --source SmolLM2-135M-Instruct.Q4_1.gguf gsa:0 gla:0 hybrid:0
 
-A run is a student and a seed. Students are gsa, gsa32 (with 32 slots), gla, retnet, supra, hybrid, and window64 and
-window128, which have no slots. DATA is what distill_corpus.py takes. FOLDER gets the teacher's tokenizer, the tokens,
+A run is a student and a seed. Students are gsa, gsa32 (with 32 slots), gla, retnet, supra, the latter three also as
+gla-softmax and so on (features by softmax, outputs as means of values), hybrid, and window64 and window128, which have
+no slots. DATA is what distill_corpus.py takes. FOLDER gets the teacher's tokenizer, the tokens,
 students/, runs/ and distilled.json, to which distilled.py adds every student that is done. Runs have one thread each,
 and as many run at a time as there are cores: two of them are about 1.3 times as fast as one with two threads. The same
 command goes on where it was stopped; Ctrl-C saves first.
@@ -31,6 +32,7 @@ CONVERTED = {
     "retnet": ("--to", "retnet"),
     "supra": ("--to", "supra"),
     "hybrid": ("--to", "hybrid"),
+    **{f"{to}-softmax": ("--to", to, "--feature-map", "softmax") for to in ("gla", "retnet", "supra")},
 }
 WINDOWS = {"window64": "64", "window128": "128"}
 TOKENS = "512000"

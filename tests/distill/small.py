@@ -30,7 +30,7 @@ def settings(folder: Path, out: str = "run", **changes: Any) -> DistillSettings:
     """Settings of six steps for each stage."""
     options = {
         "data": str(folder / "train"),
-        "eval_data": str(folder / "train"),
+        "eval_data": str(folder / "eval"),
         "length": 64,
         "batch_size": 2,
         "max_tokens": 12 * 128,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 from functools import partial
 from pathlib import Path
@@ -168,6 +169,15 @@ def test_mistakes_are_told(tmp_path: Path, changes: dict[str, Any], message: str
     with pytest.raises(GSAError, match=message):
         distill(settings(tmp_path, **changes))
     assert not (tmp_path / "run" / "model").exists()
+
+
+def test_texts_that_are_learned_from_are_no_evaluation(tmp_path: Path) -> None:
+    """By what they hold, under whatever name."""
+    material(tmp_path)
+    shutil.copytree(tmp_path / "train", tmp_path / "copy")
+    with pytest.raises(GSAError, match=r"eval_data .*copy has the tokens of data .*train: expected texts that are not"):
+        distill(settings(tmp_path, eval_data=str(tmp_path / "copy")))
+    assert not (tmp_path / "run").exists()
 
 
 def test_another_run_in_the_same_folder_is_refused(tmp_path: Path) -> None:

@@ -114,6 +114,11 @@ def _evaluated(settings: DistillSettings, tokens: Tokens, folder: Path) -> Tenso
     if settings.eval_data is not None:
         found = Tokens.open(settings.eval_data)
         _check_tokenizer(found, folder)
+        if found.fingerprint == tokens.fingerprint:
+            raise GSAError(
+                f"distill: eval_data {found.folder} has the tokens of data {tokens.folder}: expected texts that are "
+                "not learned from; `gsa data prepare --holdout` keeps some"
+            )
     elif tokens.manifest.options.get("holdout") is not None and (tokens.folder / HELDOUT).is_dir():
         found = Tokens.open(tokens.folder / HELDOUT)
     else:

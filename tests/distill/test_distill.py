@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from gsa.convert import load
+from gsa.data.prepare import prepare
 from gsa.distill import distill, stage
 from gsa.errors import GSAError
 from gsa.models.checkpoint import load_model, load_weights
@@ -180,10 +181,40 @@ def test_texts_that_are_learned_from_are_no_evaluation(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+def test_a_table_is_of_one_set_of_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With other texts for the second half of a run, or for one that has ended, all of it is measured anew."""
+    material(tmp_path)
+    few = {"max_tokens": 4 * 128, "train": "new"}
+    expected = {rows: distill(settings(tmp_path, f"rows{rows}", **few, eval_rows=rows)).report for rows in (2, 3)}
+    assert expected[2]["before"] != expected[3]["before"]
+
+    step = stage.Stage._step
+
+    def stopping(self: stage.Stage) -> Any:
+        if self.name == "distil":
+            signal.raise_signal(signal.SIGINT)
+        return step(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stage.Stage, "_step", stopping)
+        stopped = distill(settings(tmp_path, **few))
+    assert stopped.report == {when: expected[2][when] for when in ("before", "align")}
+    for rows in (3, 2):
+        done = distill(settings(tmp_path, **few, eval_rows=rows))
+        assert done.report == expected[rows]
+        record = json.loads((tmp_path / "run" / "model" / "convert.json").read_text())
+        assert record["distilled"]["by_position"] == expected[rows]
+    (tmp_path / "other.txt").write_text("It was the best of times, it was the worst of times. " * 20)
+    prepare([str(tmp_path / "other.txt")], "bytes", tmp_path / "other", processes=1, progress=False)
+    found = distill(settings(tmp_path, **few, eval_data=str(tmp_path / "other"))).report
+    assert list(found) == list(expected[2])
+    assert all(found[when][0]["teacher_ce"] != expected[2][when][0]["teacher_ce"] for when in found)
+
+
 def test_another_run_in_the_same_folder_is_refused(tmp_path: Path) -> None:
     material(tmp_path)
     distill(settings(tmp_path))
-    with pytest.raises(GSAError, match="other settings"):
+    with pytest.raises(GSAError, match=r"other settings \(seed\)"):
         distill(settings(tmp_path, seed=1))
     again = distill(settings(tmp_path))  # nothing is left to do
     assert again.model is not None

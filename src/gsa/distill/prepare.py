@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,15 @@ class Prepared:
     evaluated: Tensor | None
     """Texts [N, T] that neither learns from."""
     precision: torch.dtype
+
+    @property
+    def evaluated_print(self) -> str | None:
+        """A hash of these texts, their number and length too."""
+        if self.evaluated is None:
+            return None
+        found = hashlib.sha256(str(tuple(self.evaluated.shape)).encode())
+        found.update(self.evaluated.contiguous().numpy().data)
+        return found.hexdigest()
 
 
 def prepare(settings: DistillSettings) -> Prepared:

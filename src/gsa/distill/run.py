@@ -18,7 +18,7 @@ from gsa.distill.likeliest import TeacherRows, fingerprint
 from gsa.distill.prepare import Prepared, prepare
 from gsa.distill.result import write_result
 from gsa.distill.settings import DistillSettings, windows_of
-from gsa.distill.stage import Objective, Stage
+from gsa.distill.stage import Objective, Stage, changed_facts
 from gsa.distill.trained import Optimizer, add_low_rank, parts, plain_name
 from gsa.distill.whole import Whole
 from gsa.errors import GSAError, memory_errors
@@ -29,7 +29,10 @@ from gsa.threads import use_threads
 REPORT, MODEL = "report.json", "model"
 ALIGN, DISTIL = "align", "distil"
 TRAINED = {"new": ("new",), "attention": ("new", "attention"), "all": ("new", "attention", "rest")}
-SHOWN = ("student", "out", "data", "eval_data", "teacher", "logits", "threads", "device", "save_minutes", "json")
+SHOWN = (
+    *("student", "out", "data", "eval_data", "eval_rows", "teacher"),
+    *("logits", "threads", "device", "save_minutes", "json"),
+)
 """Settings that do not decide the path of a run, or are known by what they hold."""
 Report = dict[str, list[dict[str, Any]]]
 """By position in the context: before, and after each stage."""
@@ -88,6 +91,7 @@ class _Run:
         if settings.rank is not None:
             add_low_rank(student, prepared.new, settings.rank, settings.seed)
         self.teacher_reading = _once(Reading.of(prepared.teacher))
+        self.evaluated = prepared.evaluated_print
         self.report = self._read_report()
 
     def go(self) -> Distilled:
@@ -174,15 +178,27 @@ class _Run:
         places = compare_all(student, self.teacher_reading, rows, quiet=self.quiet)["student"].places()
         self.report[when] = [asdict(place) for place in places]
         with written(self.out / REPORT) as file:
-            file.write_text(json.dumps({"facts": self.facts, "by_position": self.report}, indent=2) + "\n")
+            found = {"facts": self.facts, "evaluated": self.evaluated, "by_position": self.report}
+            file.write_text(json.dumps(found, indent=2) + "\n")
 
     def _read_report(self) -> Report:
-        """What was found before a stop; a report of another run is refused."""
+        """What was found before a stop; a report of another run is refused.
+
+        One table is of one set of texts: if they are others now, all of it is measured anew. Every weight that it
+        tells of comes by again, since a stage that has ended is read from its checkpoint.
+        """
         if not (self.out / REPORT).exists():
             return {}
         found = read_json(self.out / REPORT, made_by="gsa distill")
-        if found.get("facts") != self.facts or not isinstance(found.get("by_position"), dict):
-            raise GSAError(f"distill: {self.out} is of a run with other settings: choose another out")
+        if changed := changed_facts(found.get("facts"), self.facts):
+            raise GSAError(
+                f"distill: {self.out} is of a run with other settings ({', '.join(changed)}): choose another out"
+            )
+        if not isinstance(found.get("by_position"), dict):
+            raise GSAError(f"distill: {self.out / REPORT}: expected by_position, the tables of a run")
+        if self.evaluated is not None and found.get("evaluated") != self.evaluated:
+            self.say("the tables were of other texts: they are measured anew")
+            return {}
         return found["by_position"]
 
 

@@ -91,8 +91,7 @@ class Stage:
         found = newest_checkpoint(self.folder, self.say, check=self._check)
         if found is None:
             return False
-        if (before := found.state.get("facts")) != self.facts:
-            changed = [key for key in self.facts if not isinstance(before, dict) or before.get(key) != self.facts[key]]
+        if changed := changed_facts(found.state.get("facts"), self.facts):
             raise GSAError(
                 f"distill: {found.folder} is of a run with other settings ({', '.join(changed)}): choose another out"
             )
@@ -107,7 +106,7 @@ class Stage:
             check(Position(**checkpoint.state["position"]), "position")
         except (GSAError, KeyError, TypeError) as error:
             raise broken(checkpoint.folder, f"position: {error}") from None
-        if checkpoint.state.get("facts") != self.facts:
+        if changed_facts(checkpoint.state.get("facts"), self.facts):
             return  # of another run, which is no damage
         shapes = {name: tuple(p.shape) for name, p in self.optimizer.parameters.items()}
         for group, expected in (("trained", shapes), ("optimizer", optimizer_shapes(shapes))):
@@ -197,6 +196,11 @@ class Stage:
         state = {"position": asdict(self.position), "facts": self.facts}
         save_checkpoint(self.folder, self.position.step, self.model.config, tensors, state, tokenizer=self.tokenizer)
         prune(self.folder, 1, set())
+
+
+def changed_facts(before: Any, now: dict[str, Any]) -> list[str]:
+    """Names of what decides the path of a run and is not as it was; what no longer decides it may be anything."""
+    return [name for name in now if not isinstance(before, dict) or before.get(name) != now[name]]
 
 
 @torch.no_grad()

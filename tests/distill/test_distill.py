@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from gsa.convert import load
+from gsa.convert.verify import verify_folder
 from gsa.data.prepare import prepare
 from gsa.distill import distill, stage
 from gsa.errors import GSAError
@@ -45,6 +46,34 @@ def test_new_parts_alone_are_trained_if_asked_for(tmp_path: Path) -> None:
     assert changed <= set(record["distilled"]["trained"])
     assert record["distilled"]["tokens"] == {"align": 768, "distil": 768}
     assert "Distilled from its teacher" in (tmp_path / "run" / "model" / "README.md").read_text()
+
+
+def test_a_model_that_is_distilled_again_tells_of_both(tmp_path: Path) -> None:
+    """What either has trained is not expected to be the source's."""
+    few = {"max_tokens": 2 * 128}
+    distill(settings(material(tmp_path), "one", **few))
+    model = str(tmp_path / "one" / "model")
+    for out in ("two", "three"):
+        distill(settings(tmp_path, out, **few, train="new", student=model))
+        model = str(tmp_path / out / "model")
+    files = [tmp_path / out / "model" / "convert.json" for out in ("one", "two", "three")]
+    one, two, three = (json.loads(file.read_text())["distilled"] for file in files)
+    assert all(check.passed for check in verify_folder(tmp_path / "three" / "model"))
+    assert one["trained"] == two["trained"] == three["trained"]
+    assert [found["settings"]["train"] for found in (*three["earlier"], three)] == ["attention", "new", "new"]
+    assert two["earlier"] == [one]
+    card = (tmp_path / "three" / "model" / "README.md").read_text()
+    assert (card.count("Distilled from its teacher on"), card.count("Distilled again from its teacher on")) == (1, 2)
+
+
+def test_a_damaged_record_is_told(tmp_path: Path) -> None:
+    material(tmp_path)
+    path = tmp_path / "student" / "convert.json"
+    record = json.loads(path.read_text())
+    for damage in ([], {}, {"trained": [1]}, {"trained": [], "earlier": None}):
+        path.write_text(json.dumps({**record, "distilled": damage}))
+        with pytest.raises(GSAError, match="distilled must be an object with 'trained', a list of names of tensors"):
+            distill(settings(tmp_path))
 
 
 def test_slots_that_are_closed_for_good_stay_closed(tmp_path: Path) -> None:

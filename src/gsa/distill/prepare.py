@@ -89,7 +89,21 @@ def _record(folder: Path) -> dict[str, Any]:
     record = read_json(folder / RECORD, made_by="gsa convert")
     if not isinstance(record.get("source"), str):
         raise GSAError(f"distill: {folder / RECORD}: expected the record of a conversion, with its source")
+    _check_distilled(record.get("distilled"), folder / RECORD)
     return record
+
+
+def _check_distilled(before: Any, path: Path) -> None:
+    """Raises unless a record says of trainings before this one, if there were any, what the next record needs."""
+    if before is None:
+        return
+    fields = before if isinstance(before, dict) else {}
+    trained, earlier = fields.get("trained"), fields.get("earlier", [])
+    if not isinstance(trained, list) or not all(isinstance(name, str) for name in trained) or type(earlier) is not list:
+        raise GSAError(
+            f"distill: {path}: distilled must be an object with 'trained', a list of names of tensors, and 'earlier', "
+            "a list, if there is one"
+        )
 
 
 def _teacher(settings: DistillSettings, record: dict[str, Any], student: LM) -> LM:

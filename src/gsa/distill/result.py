@@ -33,23 +33,33 @@ def write_result(
     weights = {name: x.to(dtype) for name, x in weights.items()}
     settings = {name: value for name, value in asdict(prepared.settings).items() if name not in ("out", "json")}
     distilled = {"trained": list(trained), "tokens": tokens, "settings": settings, "by_position": report}
+    before = prepared.record.get("distilled")
     with whole_folder(place, "distill", sum(x.nbytes for x in weights.values())) as folder:
         for file in sorted(source.iterdir()):
             if file.is_file() and file.name not in (RECORD, CARD) and ".safetensors" not in file.name:
                 (folder / file.name).write_bytes(read_file(file))
         write_weights(folder, weights, shard_bytes=SHARD_BYTES)
-        record = {**prepared.record, "distilled": distilled}
+        record = {**prepared.record, "distilled": distilled if before is None else _after(before, distilled)}
         (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n")
-        (folder / CARD).write_text(_card(source, distilled), encoding="utf-8")
+        (folder / CARD).write_text(_card(source, distilled, again=before is not None), encoding="utf-8")
 
 
-def _card(source: Path, distilled: dict[str, Any]) -> str:
-    """The student's card, with what was trained and what came of it."""
+def _after(before: dict[str, Any], distilled: dict[str, Any]) -> dict[str, Any]:
+    """The record of a training after others: `trained` is what any of them changed, `earlier` has theirs in order."""
+    earlier = [*before.get("earlier", []), {name: value for name, value in before.items() if name != "earlier"}]
+    trained = sorted({*before["trained"], *distilled["trained"]})
+    return {**distilled, "trained": trained, "earlier": earlier}
+
+
+def _card(source: Path, distilled: dict[str, Any], *, again: bool) -> str:
+    """The student's card, with what was trained and what came of it; of a student that was distilled before, below."""
     before = read_text(source / CARD) if (source / CARD).exists() else f"# {source.name}\n\n{UNTRAINED}\n"
     steps = " and ".join(f"{count:,} tokens in stage `{name}`" for name, count in distilled["tokens"].items())
-    told = f"Distilled from its teacher on {steps}: {len(distilled['trained'])} tensors were trained."
+    told = f"Distilled {'again ' if again else ''}from its teacher on {steps}"
+    told += f": {len(distilled['trained'])} tensors were trained."
     tables = [by_position(distilled["by_position"]).markdown()] if distilled["by_position"] else []
-    return "\n\n".join([before.replace(UNTRAINED, told).rstrip(), *tables]) + "\n"
+    parts = [before.rstrip(), told] if again else [before.replace(UNTRAINED, told).rstrip()]
+    return "\n\n".join([*parts, *tables]) + "\n"
 
 
 def by_position(report: Report) -> Table:

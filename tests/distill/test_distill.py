@@ -20,6 +20,7 @@ from gsa.distill import distill, stage
 from gsa.errors import GSAError
 from gsa.models.checkpoint import load_model, load_weights
 from tests.cli.running import run
+from tests.convert.families import saved
 from tests.distill.small import material, settings, weights
 
 SLOW = partial(pytest.param, marks=pytest.mark.slow)
@@ -249,12 +250,39 @@ def test_another_run_in_the_same_folder_is_refused(tmp_path: Path) -> None:
     assert again.model is not None
 
 
-def test_a_source_that_has_moved_is_named(tmp_path: Path) -> None:
+def test_a_source_that_has_moved_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     material(tmp_path)
     (tmp_path / "source").rename(tmp_path / "moved")
-    with pytest.raises(GSAError, match="name it with teacher"):
+    with pytest.raises(GSAError, match=r"source, which the student was converted from, .*name it with --teacher"):
         distill(settings(tmp_path))
     distill(settings(tmp_path, teacher=str(tmp_path / "moved")))
+    record = json.loads((tmp_path / "student" / "convert.json").read_text())
+    (tmp_path / "student" / "convert.json").write_text(json.dumps({**record, "source": "made/source"}))
+
+    def not_on_the_hub(source: str) -> None:
+        raise GSAError(f"{source} was not found")
+
+    monkeypatch.setattr("gsa.distill.prepare.load_teacher", not_on_the_hub)
+    with pytest.raises(GSAError, match="made/source was not found; if it is a folder or file that has moved, name it"):
+        distill(settings(tmp_path, "other"))
+
+
+def test_another_teacher_is_refused(tmp_path: Path) -> None:
+    """Of the same sizes: by its config, or by its weights."""
+    material(tmp_path)
+    others = {
+        "bias": (saved(tmp_path / "bias", "qwen2", num_hidden_layers=2), "has qkv_bias True, the student's False"),
+        "norm": (saved(tmp_path / "norm", num_hidden_layers=2, rms_norm_eps=1e-4), "has rms_norm_eps 0.0001, the"),
+        "weights": (saved(tmp_path / "weights", num_hidden_layers=2), "model.norm.weight differs from the student's"),
+    }
+    file = tmp_path / "weights" / "model.safetensors"
+    tensors = load_weights(tmp_path / "weights")
+    tensors["model.norm.weight"][3] += 0.5
+    save_file(tensors, file, metadata={"format": "pt"})
+    for place, message in others.values():
+        with pytest.raises(GSAError, match=f"{message}.*: it is not what the student was converted from"):
+            distill(settings(tmp_path, teacher=str(place)))
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_teacher_loads_as_it_is(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gsa.convert.load import load_teacher
+from gsa.convert.mapping import HEAD
 from gsa.convert.run import RECORD
 from gsa.data.batches import Rows
 from gsa.data.holdout import HELDOUT
@@ -20,7 +21,8 @@ from gsa.devices import find_device
 from gsa.distill.settings import DistillSettings
 from gsa.errors import GSAError, raised_by
 from gsa.files import named, read_json
-from gsa.models.checkpoint import read_model
+from gsa.models.checkpoint import described_weights, read_model
+from gsa.models.config import ModelConfig
 from gsa.models.lm import LM
 from gsa.models.sizes import tensor_shapes
 from gsa.train.find import HUB_NAME
@@ -71,8 +73,10 @@ def prepare(settings: DistillSettings) -> Prepared:
     precision = automatic(device) if settings.precision == AUTO else settings.precision
     with raised_by("distill"):
         refuse_missing_unit(precision, device)
-        student = read_model(folder, dtype=torch.float32).to(device)
-        teacher = _teacher(settings, record, student).to(device)
+        student = read_model(folder, dtype=torch.float32)
+        teacher = _teacher(settings, record)
+        _check_copies(student, teacher, record, folder)
+        student, teacher = student.to(device), teacher.to(device)
     if tokens.tokenizer.vocab_size > student.config.vocab_size:
         raise GSAError(
             f"distill: data {tokens.folder} has {tokens.tokenizer.vocab_size} tokens, the student knows "
@@ -87,8 +91,8 @@ def _record(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise GSAError(f"distill: {folder}: there is no such folder; `gsa convert` writes one")
     record = read_json(folder / RECORD, made_by="gsa convert")
-    if not isinstance(record.get("source"), str):
-        raise GSAError(f"distill: {folder / RECORD}: expected the record of a conversion, with its source")
+    if not isinstance(record.get("source"), str) or not isinstance(record.get("teacher"), dict):
+        raise GSAError(f"distill: {folder / RECORD}: expected the record of a conversion, with source and teacher")
     _check_distilled(record.get("distilled"), folder / RECORD)
     return record
 
@@ -106,20 +110,41 @@ def _check_distilled(before: Any, path: Path) -> None:
         )
 
 
-def _teacher(settings: DistillSettings, record: dict[str, Any], student: LM) -> LM:
-    """What the student was converted from."""
+def _teacher(settings: DistillSettings, record: dict[str, Any]) -> LM:
+    """What the student was converted from, as far as its config tells."""
     source = settings.teacher or record["source"]
-    if settings.teacher is None and not Path(source).exists() and not HUB_NAME.fullmatch(source):
-        raise GSAError(f"{source}, which the student was converted from, is not there: name it with teacher")
-    teacher = load_teacher(source)
-    config, theirs = student.config, teacher.config
-    for name in ("hidden_size", "num_hidden_layers", "vocab_size"):
-        if getattr(config, name) != getattr(theirs, name):
+    gone = settings.teacher is None and not Path(source).exists()
+    if gone and not HUB_NAME.fullmatch(source):
+        raise GSAError(
+            f"{source}, which the student was converted from, is not there; if it has moved, name it with --teacher"
+        )
+    try:
+        teacher = load_teacher(source)
+    except GSAError as error:  # a name of the Hub may be a folder that was named from another place
+        hint = "; if it is a folder or file that has moved, name it with --teacher" if gone else ""
+        raise type(error)(f"{error}{hint}") from None
+    recorded, found = ModelConfig.from_dict(record["teacher"]), teacher.config
+    for name in (entry.name for entry in fields(ModelConfig)):
+        expected, theirs = getattr(recorded, name), getattr(found, name)
+        if expected != theirs and name != "initializer_range":  # which a trained model does not use
             raise GSAError(
-                f"teacher {source} has {name} {getattr(theirs, name)}, the student {getattr(config, name)}: "
+                f"teacher {source} has {name} {theirs}, the student's {expected}: "
                 "it is not what the student was converted from"
             )
     return teacher
+
+
+def _check_copies(student: LM, teacher: LM, record: dict[str, Any], folder: Path) -> None:
+    """Raises unless all that a student has from its teacher, and no training has changed, is the teacher's."""
+    dtype = next(iter(described_weights(folder).values())).dtype
+    theirs, trained = teacher.state_dict(), set((record.get("distilled") or {"trained": ()})["trained"])
+    if student.config.tie_word_embeddings:
+        trained.add(HEAD)  # it is the embeddings under another name
+    for name, x in student.state_dict().items():
+        if name in theirs and name not in trained and not torch.equal(x, theirs[name].to(dtype).float()):
+            raise GSAError(
+                f"the teacher's {name} differs from the student's: it is not what the student was converted from"
+            )
 
 
 def _check_tokenizer(tokens: Tokens, folder: Path) -> None:

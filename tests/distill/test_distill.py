@@ -202,6 +202,20 @@ def test_mistakes_are_told(tmp_path: Path, changes: dict[str, Any], message: str
     assert not (tmp_path / "run" / "model").exists()
 
 
+def test_what_would_stop_the_second_stage_is_told_before_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A place for the teacher's tokens that is none, or has no room for them."""
+    material(tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(GSAError, match=r"logits .*file.* cannot be written"):
+        distill(settings(tmp_path, logits=str(tmp_path / "file")))
+    monkeypatch.setattr("gsa.distill.likeliest.free_bytes", lambda place: 1000)
+    with pytest.raises(GSAError, match=r"logits of 768 tokens take .*, the disk of .* has 1000 bytes free"):
+        distill(settings(tmp_path))
+    assert not (tmp_path / "run").exists()
+
+
 def test_texts_that_are_learned_from_are_no_evaluation(tmp_path: Path) -> None:
     """By what they hold, under whatever name."""
     material(tmp_path)

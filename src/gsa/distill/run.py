@@ -57,12 +57,14 @@ def distill(settings: DistillSettings) -> Distilled:
     out = Path(settings.out)
     _check_out(out)
     prepared = prepare(settings)
+    with memory_errors("distill"):
+        run = _Run(prepared, out)  # which raises for all that can be known to go wrong, before there is a folder
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise GSAError(f"distill: out {out} cannot be used: {error}") from None
     with locked(out, "distill"), memory_errors("distill"):
-        return _Run(prepared, out).go()
+        return run.go()
 
 
 def _check_out(out: Path) -> None:
@@ -71,6 +73,19 @@ def _check_out(out: Path) -> None:
     found = {path.name for path in out.iterdir() if not path.name.startswith(".")} if out.is_dir() else set()
     if found and not found & {ALIGN, DISTIL, REPORT}:
         raise GSAError(f"distill: out {out} is a folder with other files in it: choose a new one")
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """A stage that is to come, with all that it needs."""
+
+    name: str
+    share: float
+    wanted: list[tuple[str, float]]
+    """What is trained, and at which rates."""
+    data: Steps
+    steps: int
+    objective: Objective
 
 
 class _Run:
@@ -92,10 +107,12 @@ class _Run:
             add_low_rank(student, prepared.new, settings.rank, settings.seed)
         self.teacher_reading = _once(Reading.of(prepared.teacher))
         self.evaluated = prepared.evaluated_print
-        self.report = self._read_report()
+        self.report: Report = {}
+        self.plans = list(self._plans())
 
     def go(self) -> Distilled:
         prepared, settings = self.prepared, self.prepared.settings
+        self.report = self._read_report()
         self._evaluate("before")
         trained, tokens = set[str](), dict[str, int]()
         for stage in self._stages():
@@ -116,9 +133,9 @@ class _Run:
         if not self.quiet:
             print(line, file=sys.stderr, flush=True)
 
-    def _stages(self) -> Iterator[Stage]:
-        """The stages in order, each made when the one before has ended: what it trains is what that has left."""
-        settings, first = self.prepared.settings, 0
+    def _plans(self) -> Iterator[_Plan]:
+        """The stages in order, so far that what would stop a later one is found before the first."""
+        settings = self.prepared.settings
         rates = {
             ALIGN: {"new": settings.align_lr, "attention": settings.align_lr_attention},
             DISTIL: {"new": settings.lr, "attention": settings.lr_attention, "rest": settings.lr_rest},
@@ -126,30 +143,37 @@ class _Run:
         for name, share in ((ALIGN, settings.align_share), (DISTIL, 1 - settings.align_share)):
             if share:
                 wanted = [(kind, lr) for kind, lr in rates[name].items() if kind in TRAINED[settings.train]]
-                yield (stage := self._stage(name, share, wanted, first))
-                first += stage.steps
+                parts(self.prepared.student, self.prepared.new, wanted)  # raises if there is nothing to train
+                data = Steps(
+                    self.prepared.rows,
+                    batch_size=settings.batch_size,
+                    micro_batch_size=settings.micro_batch_size if name == DISTIL else None,
+                    seed=settings.seed,
+                    rank=0,
+                    world_size=1,
+                )
+                steps = max(-int(-settings.max_tokens * share // data.tokens), 1)
+                yield _Plan(name, share, wanted, data, steps, self._objective(name, steps * data.tokens))
 
-    def _stage(self, name: str, share: float, wanted: list[tuple[str, float]], first: int) -> Stage:
+    def _stages(self) -> Iterator[Stage]:
+        """The stages in order, each made when the one before has ended: what it trains is what that has left."""
+        first = 0
+        for plan in self.plans:
+            yield self._stage(plan, first)
+            first += plan.steps
+
+    def _stage(self, plan: _Plan, first: int) -> Stage:
         prepared, settings = self.prepared, self.prepared.settings
-        data = Steps(
-            prepared.rows,
-            batch_size=settings.batch_size,
-            micro_batch_size=settings.micro_batch_size if name == DISTIL else None,
-            seed=settings.seed,
-            rank=0,
-            world_size=1,
-        )
-        steps = max(-int(-settings.max_tokens * share // data.tokens), 1)
         return Stage(
-            name=name,
-            folder=self.out / name,
+            name=plan.name,
+            folder=self.out / plan.name,
             model=prepared.student,
-            optimizer=Optimizer(parts(prepared.student, prepared.new, wanted)),
-            objective=self._objective(name, steps * data.tokens),
-            data=data,
+            optimizer=Optimizer(parts(prepared.student, prepared.new, plan.wanted)),
+            objective=plan.objective,
+            data=plan.data,
             first=first,
-            steps=steps,
-            seconds=None if settings.max_hours is None else 3600 * settings.max_hours * share,
+            steps=plan.steps,
+            seconds=None if settings.max_hours is None else 3600 * settings.max_hours * plan.share,
             clip=settings.clip,
             precision=prepared.precision,
             facts=self.facts,

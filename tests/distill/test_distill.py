@@ -189,6 +189,8 @@ def test_micro_batches_learn_the_same(tmp_path: Path) -> None:
         ({"rank": 2, "train": "new"}, "rank does nothing with train new"),
         ({"rank": 100}, "rank 100 is not low"),
         ({"windows": "0,4"}, "whole numbers from 1"),
+        ({"windows": "1;2"}, "whole numbers from 1 with commas between .*, got '1;2'"),
+        ({"windows": "1,9"}, "windows: 9 is more than the student's own window, 8"),
         ({"batch_size": 3, "micro_batch_size": 2}, "multiple of micro_batch_size"),
         ({"length": 2**20}, "fewer than a row of 1048576"),
         ({"teacher": "nowhere"}, "'nowhere' was not found"),
@@ -196,10 +198,26 @@ def test_micro_batches_learn_the_same(tmp_path: Path) -> None:
     ],
 )
 def test_mistakes_are_told(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    """Before there is a folder, which the corrected command would find to be of another run."""
     material(tmp_path)
     with pytest.raises(GSAError, match=message):
         distill(settings(tmp_path, **changes))
-    assert not (tmp_path / "run" / "model").exists()
+    assert not (tmp_path / "run").exists()
+
+
+def test_students_that_cannot_be_trained_so_are_told(tmp_path: Path) -> None:
+    """Before there is a folder, too."""
+    material(tmp_path, "attention")
+    with pytest.raises(GSAError, match="there is nothing to train"):
+        distill(settings(tmp_path, train="new"))
+    with pytest.raises(GSAError, match="windows are for hybrids; this student has none"):
+        distill(settings(tmp_path, windows="4"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_windows_are_read_with_the_settings(tmp_path: Path) -> None:
+    with pytest.raises(GSAError, match="whole numbers from 1"):
+        settings(tmp_path, windows="1;2")
 
 
 def test_what_would_stop_the_second_stage_is_told_before_the_first(

@@ -32,6 +32,9 @@ class Align:
         mixers = [block.mixer for block in student.model.layers]
         if windows and not all(isinstance(mixer, Hybrid) for mixer in mixers):
             raise GSAError("distill: windows are for hybrids; this student has none")
+        own = min((mixer.options.window for mixer in mixers if isinstance(mixer, Hybrid)), default=0)
+        if windows and max(windows) > own:  # slots would learn less than they have to do
+            raise GSAError(f"distill: windows: {max(windows)} is more than the student's own window, {own}")
         if any(x is not None for x in shared_inputs(student.model, [mixer.options for mixer in mixers])):
             raise GSAError("distill: layers of this student share parameters, so that none can learn alone")
 

@@ -94,6 +94,7 @@ class DistillSettings:
                 named(place, f"distill: {name}")
         if not self.data:
             raise GSAError("distill: data is missing: give --data, a folder that `gsa data prepare` has written")
+        windows_of(self)
         if self.rank is not None and self.train == "new":
             raise GSAError("distill: rank does nothing with train new, which leaves the teacher's matrices as they are")
         if self.micro_batch_size is not None and self.batch_size % self.micro_batch_size:

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from gsa.convert import load
 from gsa.convert.verify import verify_folder
 from gsa.data.prepare import prepare
-from gsa.distill import distill, stage
+from gsa.distill import DistillSettings, distill, stage
 from gsa.errors import GSAError
 from gsa.models.checkpoint import load_model, load_weights
 from tests.cli.running import run
@@ -213,6 +213,26 @@ def test_students_that_cannot_be_trained_so_are_told(tmp_path: Path) -> None:
     with pytest.raises(GSAError, match="windows are for hybrids; this student has none"):
         distill(settings(tmp_path, windows="4"))
     assert not (tmp_path / "run").exists()
+
+
+def test_settings_that_would_do_nothing_are_refused_by_name(tmp_path: Path) -> None:
+    """Those with a value of their own; defaults are silent, also when they are written out."""
+    values: dict[str, Any] = {"windows": "1,2", "rank": 2, "logits": "logits", "micro_batch_size": 1}
+    values |= dict.fromkeys(("align_lr", "align_lr_attention", "lr", "lr_attention", "lr_rest"), 1e-2)
+    settings(tmp_path, train="all", **values)
+    idle = {
+        ("align_share", 0): ("windows", "align_lr", "align_lr_attention"),
+        ("align_share", 1): ("lr", "lr_attention", "lr_rest", "logits", "micro_batch_size"),
+        ("train", "new"): ("rank", "align_lr_attention", "lr_attention", "lr_rest"),
+        ("train", "attention"): ("lr_rest",),
+    }
+    for (name, value), others in idle.items():
+        settings(tmp_path, **{name: value}, **{other: getattr(DistillSettings, other) for other in values})
+        for other in others:
+            with pytest.raises(GSAError, match=f"^distill: {other} does nothing with {name} {value}, which leaves"):
+                settings(tmp_path, **{name: value}, **{other: values[other]})
+    with pytest.raises(GSAError, match="train all is attention with align_share 1"):
+        settings(tmp_path, train="all", align_share=1.0)
 
 
 def test_windows_are_read_with_the_settings(tmp_path: Path) -> None:

@@ -12,6 +12,19 @@ from gsa.threads import MAX_THREADS
 
 PRECISIONS = ("auto", "fp32", "bf16")
 PARTS = ("new", "attention", "all")
+IDLE: tuple[tuple[str, str | int, str, tuple[str, ...]], ...] = (
+    ("align_share", 0, "which leaves out the first stage", ("windows", "align_lr", "align_lr_attention")),
+    (
+        *("align_share", 1, "which leaves out the second stage"),
+        ("lr", "lr_attention", "lr_rest", "logits", "micro_batch_size"),
+    ),
+    (
+        *("train", "new", "which leaves all as it is that the teacher has too"),
+        ("rank", "align_lr_attention", "lr_attention", "lr_rest"),
+    ),
+    ("train", "attention", "which leaves norms, MLPs and embeddings as they are", ("lr_rest",)),
+)
+"""A setting and a value of it, what that means, and the settings that then do nothing."""
 
 
 @dataclass(frozen=True)
@@ -95,12 +108,20 @@ class DistillSettings:
         if not self.data:
             raise GSAError("distill: data is missing: give --data, a folder that `gsa data prepare` has written")
         windows_of(self)
-        if self.rank is not None and self.train == "new":
-            raise GSAError("distill: rank does nothing with train new, which leaves the teacher's matrices as they are")
+        self._check_use()
         if self.micro_batch_size is not None and self.batch_size % self.micro_batch_size:
             raise GSAError(
                 f"distill: batch_size {self.batch_size} must be a multiple of micro_batch_size {self.micro_batch_size}"
             )
+
+    def _check_use(self) -> None:
+        """Raises for the first setting with a value of its own that others leave without effect."""
+        for name, value, why, idle in IDLE:
+            for other in idle if getattr(self, name) == value else ():
+                if getattr(self, other) != getattr(type(self), other):
+                    raise GSAError(f"distill: {other} does nothing with {name} {value}, {why}")
+        if self.train == "all" and self.align_share == 1:
+            raise GSAError("distill: train all is attention with align_share 1: all else is for the second stage")
 
     def __call__(self) -> None:
         """What `gsa distill` does."""

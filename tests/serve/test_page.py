@@ -48,6 +48,51 @@ def say(page: "playwright.Page", text: str) -> None:
     page.wait_for_selector("#send:visible")
 
 
+class Held:
+    """Holds requests back until they are let go."""
+
+    def __init__(self, page: "playwright.Page", address: str) -> None:
+        self.page, self.address, self.routes = page, address, list[playwright.Route]()
+        page.route(address, lambda route: self.routes.append(route))
+
+    def wait(self) -> None:
+        """Returns when a request is held."""
+        for _ in range(600):
+            if self.routes:
+                return
+            self.page.wait_for_timeout(50)
+        raise AssertionError("nothing was asked")
+
+    def release(self) -> None:
+        for route in self.routes:
+            route.continue_()
+        self.page.unroute(self.address)
+
+
+def start(page: "playwright.Page", text: str) -> Held:
+    """Sends a message, whose answer begins when it is let go."""
+    held = Held(page, "**/v1/chat/completions")
+    page.fill("#message", text)
+    page.press("#message", "Enter")
+    held.wait()
+    return held
+
+
+def load_again(page: "playwright.Page") -> None:
+    page.reload()
+    page.wait_for_selector("#model:not(:empty)")
+    page.wait_for_selector("#message:focus, #messages li")  # what was kept is shown
+
+
+def open_conversation(page: "playwright.Page", title: str) -> None:
+    page.get_by_role("button", name=title, exact=True).click()
+    playwright.expect(page.locator("#title")).to_have_text(title)
+
+
+def titles(page: "playwright.Page") -> list[str]:
+    return page.locator("#conversations li button:first-child").all_inner_texts()
+
+
 def contents(page: "playwright.Page", role: str = "assistant") -> list[str]:
     return page.locator(f"#messages .{role} .content").all_inner_texts()
 
@@ -91,6 +136,39 @@ def test_an_answer_can_be_stopped_and_talked_on_from(page: "playwright.Page") ->
     assert not page.is_visible("#error")
     say(page, "Go on")
     assert len(contents(page, "user")) == 2
+
+
+def test_an_answer_is_kept_while_another_conversation_is_looked_at(page: "playwright.Page") -> None:
+    say(page, "First")
+    page.click("#new")
+    held = start(page, "Second")
+    open_conversation(page, "First")
+    assert page.get_by_role("button", name="Write another answer").is_disabled()
+    held.release()
+    page.wait_for_selector("#send:visible")
+    assert contents(page, "user") == ["First"]
+    assert page.get_by_role("button", name="Write another answer").is_enabled()
+    assert page.get_by_role("button", name="Edit this message").is_enabled()
+    page.click("#new")
+    held = start(page, "Third")
+    page.click("#new")
+    held.release()
+    page.wait_for_selector("#send:visible")
+    load_again(page)
+    assert sorted(titles(page)) == ["First", "Second", "Third"]
+    for title in titles(page):
+        open_conversation(page, title)
+        assert contents(page, "user") == [title]
+        assert len(contents(page)[0]) > 20
+
+
+def test_a_conversation_that_is_removed_while_it_is_answered_stays_away(page: "playwright.Page") -> None:
+    start(page, "Doomed")
+    page.get_by_role("button", name="Remove Doomed").click()
+    page.wait_for_selector("#send:visible")  # nobody waits for the answer any more
+    assert titles(page) == []
+    load_again(page)
+    assert titles(page) == []
 
 
 def test_conversations_survive_a_reload_and_a_server_that_forgets(page: "playwright.Page", server: Live) -> None:

@@ -8,6 +8,7 @@ import { $, announce, bytes, complain, editor, fill, showList, showMessages } fr
 let model = null;
 let current = null;
 let writing = null; // an AbortController while an answer is written
+let written = null; // the conversation it is written in, which need not be the one that is shown
 const conversations = new Map();
 const documents = new Map();
 const DEFAULTS = { temperature: 0.8, top_p: 0.95, max_tokens: 512, system: "" }; // where a model's makers advise nothing
@@ -29,7 +30,9 @@ function guarded(action) {
 }
 
 function show() {
-  showMessages(current, model.chat, { busy: writing !== null, turn: guarded(turn), again: guarded(again), edit });
+  const conversation = current; // the buttons belong to what is shown
+  const act = (action) => guarded((...given) => action(conversation, ...given));
+  showMessages(conversation, model.chat, { busy: writing !== null, turn: act(turn), again: act(again), edit: act(edit) });
   showSide();
 }
 
@@ -59,6 +62,7 @@ function about(id) {
 
 async function forget(id) {
   conversations.delete(id);
+  if (written?.id === id) writing.abort();
   await storage.drop("conversations", id);
   if (current.id === id) begin();
   showSide();
@@ -72,28 +76,38 @@ async function discard(id) {
   if (state) await api.remove(`/v1/states/${state}`).catch((error) => { if (error.status !== 404) throw error; });
 }
 
-async function keep() {
-  conversations.set(current.id, current);
-  await storage.put("conversations", current);
+async function keep(conversation) {
+  conversations.set(conversation.id, conversation);
+  await storage.put("conversations", conversation);
 }
 
-/** Has the model answer a message. */
-async function answer(node) {
+/** Has the model answer a message. Other conversations can be looked at meanwhile. */
+async function answer(conversation, node) {
   if (writing) return;
-  const conversation = current, document = documentOf(conversation);
+  const document = documentOf(conversation);
   const reply = tree.add(conversation, node.id, "assistant", "");
-  writing = new AbortController();
+  [writing, written] = [new AbortController(), conversation];
   busy(true);
   show();
   try {
     await write(conversation, node, reply, document);
     announce("The answer is complete.");
   } finally {
-    writing = null;
-    busy(false);
-    await keep();
-    if (current === conversation) show();
+    try {
+      if (conversations.has(conversation.id)) await keep(conversation); // else it was removed meanwhile
+    } finally {
+      writing = written = null;
+      busy(false);
+      finished(conversation);
+    }
   }
+}
+
+/** Shows that an answer is written. Who reads another conversation stays at the same place in it. */
+function finished(conversation) {
+  const list = $("messages"), place = list.scrollTop;
+  show();
+  if (current !== conversation) list.scrollTop = place;
 }
 
 async function write(conversation, node, reply, document) {
@@ -145,29 +159,29 @@ function refresh(conversation, reply) {
 
 async function send(text) {
   if (!text.trim() || writing) return;
-  const last = tree.path(current).at(-1);
-  const node = tree.add(current, last?.id ?? null, "user", text);
-  if (!last) current.title = text.trim().slice(0, 60);
-  await keep();
-  await answer(node);
+  const conversation = current, last = tree.path(conversation).at(-1);
+  const node = tree.add(conversation, last?.id ?? null, "user", text);
+  if (!last) conversation.title = text.trim().slice(0, 60);
+  await keep(conversation);
+  await answer(conversation, node);
 }
 
-async function again(node) {
-  await answer(current.nodes[node.parent]);
+async function again(conversation, node) {
+  await answer(conversation, conversation.nodes[node.parent]);
 }
 
-async function turn(node, places) {
-  tree.turn(current, node, places);
-  await keep();
+async function turn(conversation, node, places) {
+  tree.turn(conversation, node, places);
+  await keep(conversation);
   show();
 }
 
-function edit(node) {
+function edit(conversation, node) {
   editor(node, guarded(async (text) => {
     if (!text.trim()) return;
-    const edited = tree.add(current, node.parent, "user", text);
-    await keep();
-    await answer(edited);
+    const edited = tree.add(conversation, node.parent, "user", text);
+    await keep(conversation);
+    await answer(conversation, edited);
   }), show);
 }
 

@@ -171,6 +171,23 @@ def test_a_conversation_that_is_removed_while_it_is_answered_stays_away(page: "p
     assert titles(page) == []
 
 
+def test_two_tabs_go_on_from_one_message_in_two_branches(page: "playwright.Page") -> None:
+    say(page, "Shared")
+    other = page.context.new_page()
+    other.goto(page.url)
+    other.wait_for_selector("#messages .stats")
+    say(page, "From here")
+    say(other, "From there")
+    playwright.expect(other.locator("#messages .user").last).to_contain_text("2 of 2")  # it has come without a reload
+    load_again(page)
+    assert contents(page, "user") == ["Shared", "From there"]
+    page.get_by_role("button", name="Branch before").click()
+    page.wait_for_selector("text=1 of 2")
+    assert contents(page, "user") == ["Shared", "From here"]
+    assert len(contents(page)) == 2
+    other.close()
+
+
 def test_conversations_survive_a_reload_and_a_server_that_forgets(page: "playwright.Page", server: Live) -> None:
     say(page, "Remember me")
     before = contents(page)

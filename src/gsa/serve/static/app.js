@@ -78,7 +78,7 @@ async function discard(id) {
 
 async function keep(conversation) {
   conversations.set(conversation.id, conversation);
-  await storage.put("conversations", conversation);
+  await storage.merge(conversation);
 }
 
 /** Has the model answer a message. Other conversations can be looked at meanwhile. */

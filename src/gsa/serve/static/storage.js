@@ -24,6 +24,22 @@ export const all = (store) => ask(store, "readonly", (objects) => objects.getAll
 export const put = (store, value) => ask(store, "readwrite", (objects) => objects.put(value));
 export const drop = (store, id) => ask(store, "readwrite", (objects) => objects.delete(id));
 
+/** Keeps a conversation together with what another tab has added to it meanwhile, and brings that into it as well. Both
+ * happen in one transaction, so that no tab comes in between. */
+export async function merge(conversation) {
+  const database = await opened;
+  return new Promise((resolve, reject) => {
+    const transaction = database.transaction("conversations", "readwrite");
+    const objects = transaction.objectStore("conversations");
+    objects.get(conversation.id).onsuccess = ({ target }) => {
+      for (const part of ["nodes", "chosen"]) conversation[part] = { ...target.result?.[part], ...conversation[part] };
+      objects.put(conversation);
+    };
+    transaction.oncomplete = () => resolve();
+    transaction.onabort = () => reject(transaction.error);
+  });
+}
+
 /** Settings are few and small: they are kept as one value. */
 export const settings = {
   read: (defaults) => {

@@ -46,8 +46,13 @@ export const announce = (text) => { $("status").textContent = text; };
 /** Fills in what an answer says so far. */
 export function fill(item, node, chat) {
   const content = item.querySelector(".content");
-  if (chat && node.role === "assistant") content.replaceChildren(...render(node.content));
-  else content.textContent = node.content;
+  if (!chat || node.role !== "assistant") {
+    content.textContent = node.content;
+    return;
+  }
+  const parts = document.createDocumentFragment();
+  for (const part of render(node.content)) parts.append(part); // one by one: a call has no place for very many
+  content.replaceChildren(parts);
 }
 
 /** Shows the chosen branches of a conversation; `act` has what its buttons do. */

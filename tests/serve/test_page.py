@@ -225,6 +225,25 @@ def test_a_document_is_read_once(page: "playwright.Page", server: Live, tmp_path
     playwright.expect(page.locator("#documents li")).to_have_count(0)
 
 
+def test_a_document_that_is_removed_while_it_is_read_stays_away(page: "playwright.Page", tmp_path: Path) -> None:
+    document = tmp_path / "doomed.txt"
+    document.write_text("Once upon a time. " * 50)
+    held = Held(page, "**/v1/states")
+    page.set_input_files("#file", document)
+    held.wait()
+    with page.expect_event("requestfailed"):  # the server is told to stop
+        page.get_by_role("button", name="Remove doomed.txt").click()
+    playwright.expect(page.locator("#documents li")).to_have_count(0)
+    held.release()
+    page.set_input_files("#file", {"name": "next.txt", "mimeType": "text/plain", "buffer": b"Another tale. " * 20})
+    page.wait_for_selector("text=/tokens, state of/")  # by now the first would be read as well
+    playwright.expect(page.locator("#title")).to_have_text("About next.txt")
+    assert not page.is_visible("#error")
+    load_again(page)
+    playwright.expect(page.locator("#documents li")).to_have_count(1)
+    playwright.expect(page.locator("#documents li")).to_contain_text("next.txt")
+
+
 def test_a_file_can_be_dropped(page: "playwright.Page") -> None:
     page.evaluate(
         """() => {

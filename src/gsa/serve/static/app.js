@@ -11,6 +11,7 @@ let writing = null; // an AbortController while an answer is written
 let written = null; // the conversation it is written in, which need not be the one that is shown
 const conversations = new Map();
 const documents = new Map();
+const reading = new Map(); // AbortControllers of documents that are read, by their ids
 const DEFAULTS = { temperature: 0.8, top_p: 0.95, max_tokens: 512, system: "" }; // where a model's makers advise nothing
 let settings = DEFAULTS;
 
@@ -71,6 +72,7 @@ async function forget(id) {
 async function discard(id) {
   const { state } = documents.get(id);
   documents.delete(id);
+  reading.get(id)?.abort();
   await storage.drop("documents", id);
   showSide();
   if (state) await api.remove(`/v1/states/${state}`).catch((error) => { if (error.status !== 404) throw error; });
@@ -189,10 +191,15 @@ function edit(conversation, node) {
 async function readInto(one) {
   announce(`Reading ${one.name}.`);
   const body = model.chat ? { messages: [tree.aboutDocument(one.text)] } : { text: one.text };
-  for await (const event of api.stream("/v1/states", { ...body, name: one.name.slice(0, 200) })) {
-    if (event.object === "state.progress") one.progress = Math.max(event.read / event.tokens, 0.001);
-    else [one.state, one.tokens, one.bytes, one.progress] = [event.id, event.tokens, event.bytes, null];
-    showSide();
+  reading.set(one.id, new AbortController());
+  try {
+    for await (const event of api.stream("/v1/states", { ...body, name: one.name.slice(0, 200) }, reading.get(one.id).signal)) {
+      if (event.object === "state.progress") one.progress = Math.max(event.read / event.tokens, 0.001);
+      else [one.state, one.tokens, one.bytes, one.progress] = [event.id, event.tokens, event.bytes, null];
+      showSide();
+    }
+  } finally {
+    reading.delete(one.id);
   }
   await storage.put("documents", one);
   announce(`${one.name} is read: ${one.tokens} tokens.`);
@@ -207,11 +214,11 @@ async function read(file) {
   try {
     await readInto(one);
   } catch (error) {
-    documents.delete(one.id);
+    if (!documents.delete(one.id)) return; // it was removed meanwhile, and files behind it are still to be read
     showSide();
     throw error;
   }
-  if (!writing) begin(one);
+  if (!writing && documents.has(one.id)) begin(one);
 }
 
 /** Reads a document again if the server has forgotten it. */

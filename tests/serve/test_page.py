@@ -255,6 +255,24 @@ def test_a_file_can_be_dropped(page: "playwright.Page") -> None:
     page.wait_for_selector("text=/3\\d\\d tokens, state of/")
 
 
+def test_a_setting_that_is_cleared_is_as_at_first(page: "playwright.Page") -> None:
+    page.get_by_text("Settings").click()
+    for name, first in (("max_tokens", "512"), ("temperature", "0.8"), ("top_p", "0.95")):
+        page.fill(f"#{name}", "1")
+        page.press(f"#{name}", "Tab")
+        page.fill(f"#{name}", "")
+        page.press(f"#{name}", "Tab")
+        assert page.input_value(f"#{name}") == first
+    stored = page.evaluate("JSON.parse(localStorage.getItem('gsa-settings'))")
+    assert (stored["max_tokens"], stored["temperature"], stored["top_p"]) == (512, 0.8, 0.95)
+    page.fill("#system", "Be brief.")
+    page.fill("#system", "")
+    page.press("#system", "Tab")
+    assert page.evaluate("JSON.parse(localStorage.getItem('gsa-settings')).system") == ""
+    say(page, "Hello")
+    assert not page.is_visible("#error")
+
+
 HOSTILE = """# <img src=x onerror=alert(1)>
 
 <script>document.title = "taken"</script> [link](javascript:document.title="taken") [web](https://example.org)

@@ -13,6 +13,7 @@ const conversations = new Map();
 const documents = new Map();
 const reading = new Map(); // AbortControllers of documents that are read, by their ids
 const DEFAULTS = { temperature: 0.8, top_p: 0.95, max_tokens: 512, system: "" }; // where a model's makers advise nothing
+let advised = DEFAULTS;
 let settings = DEFAULTS;
 
 const newest = (map) => [...map.values()].sort((a, b) => b.created - a.created);
@@ -264,6 +265,8 @@ function wire() {
     $(name).value = settings[name];
     $(name).addEventListener("change", () => {
       if (!$(name).checkValidity()) return;
+      // An empty field is valid, but no number: it goes back to what it was at first.
+      if (name !== "system" && !$(name).value) $(name).value = advised[name];
       settings[name] = name === "system" ? $(name).value : Number($(name).value);
       storage.settings.write(settings);
     });
@@ -281,7 +284,8 @@ function wire() {
 
 await guarded(async () => {
   [model] = (await api.get("/v1/models")).data;
-  settings = storage.settings.read({ ...DEFAULTS, ...model.sampling });
+  advised = { ...DEFAULTS, ...model.sampling };
+  settings = storage.settings.read(advised);
   $("model").textContent = `${model.id}, ${(model.parameters / 1e6).toFixed(1)}M parameters` + (model.state_bytes ? `, state of ${bytes(model.state_bytes)}` : "");
   $("system-label").hidden = !model.chat;
   if (!model.chat) $("message").placeholder = "A text to continue. Enter sends, Shift+Enter begins a new line.";

@@ -88,6 +88,7 @@ async function keep(conversation) {
 async function answer(conversation, node) {
   if (writing) return;
   const document = documentOf(conversation);
+  const before = conversation.chosen[node.id];
   const reply = tree.add(conversation, node.id, "assistant", "");
   [writing, written] = [new AbortController(), conversation];
   busy(true);
@@ -96,6 +97,7 @@ async function answer(conversation, node) {
     await write(conversation, node, reply, document);
     announce("The answer is complete.");
   } finally {
+    if (!reply.content && !reply.state) tree.takeBack(conversation, reply, before); // nothing came: it would be told to the model as said
     try {
       if (conversations.has(conversation.id)) await keep(conversation); // else it was removed meanwhile
     } finally {
@@ -170,7 +172,7 @@ async function send(text) {
 }
 
 async function again(conversation, node) {
-  await answer(conversation, conversation.nodes[node.parent]);
+  await answer(conversation, node.role === "user" ? node : conversation.nodes[node.parent]);
 }
 
 async function turn(conversation, node, places) {

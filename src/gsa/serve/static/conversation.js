@@ -31,6 +31,13 @@ export function add(conversation, parent, role, content) {
   return node;
 }
 
+/** Takes a message back that nothing stands behind; what was chosen before it, if anything, is chosen again. */
+export function takeBack(conversation, node, before) {
+  delete conversation.nodes[node.id];
+  if (before) conversation.chosen[node.parent] = before;
+  else delete conversation.chosen[node.parent];
+}
+
 /** A message and those that stand in its place, in the order in which they came. */
 export const siblings = (conversation, node) => Object.values(conversation.nodes).filter((other) => other.parent === node.parent);
 

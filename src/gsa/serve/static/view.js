@@ -87,6 +87,7 @@ function tools(conversation, node, act) {
   }
   if (node.role === "assistant") found.push(button("Again", "Write another answer", () => act.again(node)));
   else found.push(button("Edit", "Edit this message in a new branch", () => act.edit(node)));
+  if (node.role === "user" && !conversation.chosen[node.id]) found.push(button("Again", "Ask for an answer", () => act.again(node)));
   if (act.busy) found.forEach((one) => { one.disabled = true; }); // one answer at a time
   if (node.stats) found.push(make("span", { className: "stats", textContent: costs(node.stats) }));
   return found;

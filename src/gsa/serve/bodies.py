@@ -50,7 +50,12 @@ class Body(BaseModel):
                 raise PydanticCustomError(UNSUPPORTED, "is not supported here; it may be left out{or}", told)
         known = set(cls.model_fields)
         skipped = {*cls.ONLY, *IGNORED} - known
-        return {name: value for name, value in fields.items() if value is not None and name not in skipped}
+        kept = {name: value for name, value in fields.items() if value is not None and name not in skipped}
+        # One field that nobody knows is enough to refuse: an error for each of a million would take gigabytes.
+        unknown = [name for name in kept if name not in known]
+        for name in unknown[1:]:
+            del kept[name]
+        return kept
 
 
 def _stops(value: Any) -> list[str]:
@@ -82,6 +87,13 @@ def _biases(value: Any) -> dict[int, float]:
             raise ValueError("expected numbers from -100 to 100")
         biases[int(name)] = float(bias)
     return biases
+
+
+def _texts(value: Any) -> dict[str, str]:
+    """Checked here and not by pydantic, which would tell of every value that is none."""
+    if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
+        raise ValueError("expected an object of names with texts")
+    return value
 
 
 def _state(value: Any) -> str | dict[str, str]:
@@ -206,6 +218,8 @@ class ChatMessage(Body):
         return {"role": self.role, "content": self.content}
 
 
+Messages = Annotated[list[ChatMessage], Field(fail_fast=True)]
+"""Of which the first fault is told, not each of a million."""
 _NO_TOOLS: dict[str, tuple[Any, ...]] = {"tools": _EMPTY, "tool_choice": ("none", "auto")}
 
 
@@ -224,7 +238,7 @@ class ChatBody(ChoicesBody):
         "response_format": ({"type": "text"},),
         "web_search_options": (),
     }
-    messages: list[ChatMessage]
+    messages: Messages
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool = False
@@ -277,7 +291,7 @@ class ResponseBody(AnswerBody):
     previous_response_id: str | None = None
     max_output_tokens: int | None = Field(None, ge=1)
     store: bool = True
-    metadata: dict[str, str] = Field(default_factory=dict)
+    metadata: Annotated[dict[str, str], BeforeValidator(_texts)] = Field(default_factory=dict)
     seed: int | None = Field(None, ge=-(2**63), lt=2**64)
 
 
@@ -285,8 +299,8 @@ class StateBody(Body):
     """POST /v1/states: what is read, behind an earlier state if one is named."""
 
     text: Annotated[str, AfterValidator(_unicode)] | None = None
-    messages: list[ChatMessage] | None = Field(None, min_length=1)
-    ids: list[int] | None = Field(None, min_length=1)
+    messages: Annotated[Messages, Field(min_length=1)] | None = None
+    ids: Annotated[list[int], Field(fail_fast=True, min_length=1)] | None = None
     state: Annotated[str | dict[str, str] | None, BeforeValidator(_state)] = None
     name: str | None = Field(None, max_length=200)
     model: str | None = None

@@ -23,6 +23,7 @@ from gsa.serve.asking import Asking, unless_left
 from gsa.serve.bodies import AnswerBody, ChatBody, ResponseBody
 from gsa.serve.errors import JsonResponse, refused
 from gsa.serve.logprobs import chat_logprobs
+from gsa.serve.parsing import body_of
 from gsa.serve.serving import Ids, Serving, Start, usage
 from gsa.serve.store import Conversation
 from gsa.serve.streaming import DONE, PING, Events, EventStream, event
@@ -254,7 +255,8 @@ def router(serving: Serving) -> APIRouter:
     routes = APIRouter()
 
     @routes.post("/v1/chat/completions")
-    async def chat_completions(request: Request, body: ChatBody) -> Response:
+    async def chat_completions(request: Request) -> Response:
+        body = await body_of(request, ChatBody)
         serving.check_model(body.model)
         serving.worker.check(body.n)
         chat = await run_in_threadpool(ChatCompletion, serving, body)

@@ -22,6 +22,7 @@ from gsa.serve.asking import Asking, unless_left
 from gsa.serve.bodies import CompletionBody
 from gsa.serve.errors import JsonResponse, refused
 from gsa.serve.logprobs import Legacy
+from gsa.serve.parsing import body_of
 from gsa.serve.serving import Ids, Serving, Start, summed, usage
 from gsa.serve.streaming import DONE, PING, Events, EventStream, event
 
@@ -184,7 +185,8 @@ def router(serving: Serving) -> APIRouter:
     routes = APIRouter()
 
     @routes.post("/v1/completions")
-    async def completions(request: Request, body: CompletionBody) -> Response:
+    async def completions(request: Request) -> Response:
+        body = await body_of(request, CompletionBody)
         serving.check_model(body.model)
         serving.worker.check(body.n * len(body.prompts))
         completion = await run_in_threadpool(Completion, serving, body)

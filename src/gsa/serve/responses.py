@@ -20,6 +20,7 @@ from gsa.serve.asking import Asking, unless_left
 from gsa.serve.bodies import ResponseBody
 from gsa.serve.chat import Asked, asked
 from gsa.serve.errors import ApiError, JsonResponse, error_of
+from gsa.serve.parsing import body_of
 from gsa.serve.serving import Serving, Start
 from gsa.serve.streaming import PING, Events, EventStream, event
 
@@ -188,7 +189,8 @@ def router(serving: Serving) -> APIRouter:
     routes = APIRouter()
 
     @routes.post("/v1/responses")
-    async def responses(request: Request, body: ResponseBody) -> Response:
+    async def responses(request: Request) -> Response:
+        body = await body_of(request, ResponseBody)
         serving.check_model(body.model)
         serving.worker.check(1)
         response = await run_in_threadpool(ModelResponse, serving, body)

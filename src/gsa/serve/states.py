@@ -6,11 +6,9 @@ from typing import Any
 
 import numpy as np
 from fastapi import APIRouter, Request
-from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from gsa.files import parse_json
 from gsa.infer.reading import Prompt
 from gsa.infer.state import State
 from gsa.infer.text import Writing
@@ -18,7 +16,8 @@ from gsa.sampling import Sampling
 from gsa.serve.asking import Asking, unless_left
 from gsa.serve.bodies import StateBody
 from gsa.serve.chat import told
-from gsa.serve.errors import ApiError, JsonResponse, refused, validation_error
+from gsa.serve.errors import JsonResponse, refused
+from gsa.serve.parsing import body_of, media_type
 from gsa.serve.serving import Ids, Serving, saved
 from gsa.serve.store import Conversation, Entry
 from gsa.serve.streaming import DONE, Events, EventStream, event
@@ -111,25 +110,16 @@ def _kept(asking: Asking) -> State:
     return state
 
 
-async def _body(request: Request) -> StateBody:
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise ApiError(415, f"expected Content-Type: application/json, or {FILE} for the file of a state")
-    try:
-        return StateBody.model_validate(parse_json(await request.body(), "the body"))
-    except ValidationError as error:
-        raise validation_error(error) from None
-
-
 def router(serving: Serving) -> APIRouter:
     """The routes."""
     routes, store = APIRouter(), serving.store
 
     @routes.post("/v1/states")
     async def create(request: Request, cache_salt: str | None = None, name: str = "") -> Response:
-        if request.headers.get("content-type", "").partition(";")[0].strip().lower() == FILE:
+        if media_type(request) == FILE:
             entry = await run_in_threadpool(_uploaded, serving, await request.body(), cache_salt, name[:200])
             return JsonResponse(facts_of(serving, entry), status_code=201)
-        body = await _body(request)
+        body = await body_of(request, StateBody, f", or the file of a state with {FILE}")
         serving.check_model(body.model)
         serving.worker.check(1)
         reading = await run_in_threadpool(StateReading, serving, body)

@@ -17,6 +17,7 @@ from gsa.infer.model import Model
 from gsa.infer.state_file import (
     FIELDS,
     MAX_TOKENS,
+    NOTE,
     Kind,
     check_kinds,
     content_hash,
@@ -112,15 +113,22 @@ class State:
                 "a sequence can have"
             )
 
-    def save(self, path: str | Path) -> None:
-        """Writes the state to a file: safetensors, of which the same state always makes the same bytes."""
+    def save(self, path: str | Path, *, note: str = "") -> None:
+        """Writes the state to a file: safetensors, of which the same state always makes the same bytes. A note is what
+        you know of the state beside it, for `load_noted`."""
+        fields = {**self._fields(), NOTE: note} if note else self._fields()
         with raised_by("State.save"):
             _check_values(self._tensors(), self.tokens)
-            write_state(named(path, "file"), self._fields(), self._tensors())
+            write_state(named(path, "file"), fields, self._tensors())
 
     @classmethod
     def load(cls, path: str | Path, model: Model) -> State:
         """The state in a file, which must be one of this model, whole and unchanged."""
+        return cls.load_noted(path, model)[0]
+
+    @classmethod
+    def load_noted(cls, path: str | Path, model: Model) -> tuple[State, str]:
+        """The same, and the note that was saved with it: any text, since whoever wrote the file chose it."""
         if not isinstance(model, Model):
             raise GSAError(f"State.load: expected a Model, as engine.model is one, got {type(model).__name__}")
 
@@ -132,7 +140,7 @@ class State:
             fields, tensors = read_state(named(path, "file"), expected)
             _check_values(tensors, int(fields["tokens"]))
         logits = tensors.pop("logits")
-        return cls(
+        state = cls(
             model=ModelState.from_tensors(tensors).to(model.device),
             logits=logits.to(model.device),
             tokens=int(fields["tokens"]),
@@ -140,6 +148,7 @@ class State:
             fingerprint=fields["fingerprint"],
             weights=fields["weights"],
         )
+        return state, fields.get(NOTE, "")
 
     def _fields(self) -> dict[str, str]:
         return {name: str(getattr(self, name)) for name in FIELDS}

@@ -37,6 +37,8 @@ FIELDS = {
     "weights": "|".join(FORMATS),
 }
 """What the metadata must hold beside format, version and content, and how it is written."""
+NOTE, MAX_NOTE = "note", 2**21
+"""A field that may stand there too: what its owner knows of a state beside it, as text of so many bytes at most."""
 Blocks = Callable[[str], Iterable[bytes | memoryview]]
 """Gives the bytes of a tensor by its name, in blocks."""
 
@@ -79,6 +81,9 @@ def check_kinds(found: Mapping[str, Kind], expected: Mapping[str, Kind]) -> None
 
 def write_state(path: Path, fields: Mapping[str, str], tensors: Mapping[str, Tensor]) -> None:
     """Writes a file of these fields and tensors, always with the same bytes. It has its name only when it is whole."""
+    note = len(json.dumps(fields.get(NOTE, "")))
+    if note > MAX_NOTE:
+        raise GSAError(f"its note has {note:,} bytes, a file has room for {MAX_NOTE:,}")
     header, ordered = _header(fields, content_hash(fields, tensors), tensors), _ordered(tensors)
     try:
         if path.exists() and not path.is_file():
@@ -108,13 +113,14 @@ def read_state(
     path: Path, expected: Callable[[dict[str, str]], Mapping[str, Kind]]
 ) -> tuple[dict[str, str], dict[str, Tensor]]:
     """The fields and tensors of a file; `expected` gets the fields, and says which tensors go with them or raises.
+    A note is among the fields if there is one.
 
     The content is compared with a hash that the file holds. That finds damage, and changes by someone who does not
     compute the hash anew; it does not tell who wrote the file.
     """
     with _opened(path) as file:
         entries, metadata, kinds = _described(file)
-        fields = {name: metadata[name] for name in FIELDS}
+        fields = {name: metadata[name] for name in (*FIELDS, NOTE) if name in metadata}
         check_kinds(kinds, expected(fields))
         _check_places(file, entries, kinds)
         tensors = {name: _read_tensor(file, kinds[name]) for name in entries}
@@ -268,9 +274,11 @@ def _checked_metadata(metadata: object) -> dict[str, str]:
         value = metadata.get(name)
         if not isinstance(value, str) or not re.fullmatch(pattern, value):
             raise GSAError(f"metadata: {name} is {_shown(value)}, expected {pattern}")
-    for name in metadata:
-        if name not in patterns:
+    for name, value in metadata.items():
+        if name not in (*patterns, NOTE):
             raise GSAError(f"metadata: unknown field {_shown(name)}")
+        if name == NOTE and not isinstance(value, str):
+            raise GSAError(f"metadata: {NOTE} is {_shown(value)}, expected a text")
     return metadata
 
 

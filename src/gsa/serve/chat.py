@@ -24,7 +24,7 @@ from gsa.serve.bodies import AnswerBody, ChatBody, ResponseBody
 from gsa.serve.errors import JsonResponse, refused
 from gsa.serve.logprobs import chat_logprobs
 from gsa.serve.parsing import body_of
-from gsa.serve.serving import Ids, Serving, Start, usage
+from gsa.serve.serving import Ids, Serving, Start, check_room, usage
 from gsa.serve.store import Conversation
 from gsa.serve.streaming import DONE, PING, Events, EventStream, event
 
@@ -85,14 +85,14 @@ def told(
     rest: list[Segment] | None
     after: Segment | None
     if earlier is None:
-        behind = None if start is None or start.entry is None else start.entry.id
+        behind = None if start is None else start.id
         rest, after = render(messages), None if start is None else ""
     else:
         behind, messages = earlier.behind, [*earlier.messages, *messages]
         whole, read = render(messages), read_segments(template, earlier)
         rest, after = rest_of(whole, read), read[-1]
         if rest is None:
-            base = serving.start(behind, salt)
+            base = serving.base(earlier, salt)
             state = None if base is None else base.state
             rest, after = whole, None if base is None else ""
     return Told(template.encode(rest, after), state, Conversation(messages, None, behind))
@@ -167,6 +167,8 @@ class ChatCompletion:
             raise refused("max_tokens", "it is the old name of max_completion_tokens, and both were given")
         start = serving.start(body.state, body.cache_salt, keep=body.return_state == "id")
         self.asked = asked(serving, [message.plain() for message in body.messages], start, body)
+        if body.return_state == "base64":
+            check_room(self.asked.conversation)
         name = "max_completion_tokens" if body.max_tokens is None else "max_tokens"
         alternatives = (body.top_logprobs or 0) if body.logprobs else None
         sampling = serving.sampling(body, getattr(body, name), alternatives, name)

@@ -110,7 +110,7 @@ def _asked(serving: Serving, body: ResponseBody) -> Asked:
         before = earlier.messages[: int(earlier.instructed)]
         if told != before:  # all is read anew, with other words at the beginning
             rest = earlier.messages[int(earlier.instructed) :]
-            base = serving.start(earlier.behind, body.cache_salt, "previous_response_id")
+            base = serving.base(earlier, body.cache_salt, "previous_response_id")
             start, told = base, [*told, *rest]
         else:
             told = []

@@ -4,31 +4,35 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
 from gsa import templates
 from gsa.data.chat_template import ChatTemplate
 from gsa.errors import GSAError
+from gsa.files import parse_json
 from gsa.infer.reading import Prompt
 from gsa.infer.state import State
 from gsa.infer.state_cache import CacheReport, StateCache
 from gsa.infer.state_dir import DirReport
+from gsa.infer.state_file import MAX_NOTE
 from gsa.infer.text import ADVISED, TextEngine
 from gsa.sampling import Sampling
-from gsa.serve.bodies import AnswerBody, ChoicesBody, ResponseBody
-from gsa.serve.errors import ApiError, refused
+from gsa.serve.bodies import AnswerBody, ChatMessage, ChoicesBody, ResponseBody
+from gsa.serve.errors import ApiError, as_json, refused, validation_error
 from gsa.serve.metrics import Metrics
 from gsa.serve.settings import ServeSettings
-from gsa.serve.store import Conversation, Entry, StateStore
+from gsa.serve.store import BROUGHT, Conversation, Entry, StateStore, conversation_of
 from gsa.serve.worker import Worker
 
 Ids = NDArray[np.int64]
@@ -41,12 +45,10 @@ class Start:
     """What a prompt goes on from: a state, and what is known of it."""
 
     state: State
-    entry: Entry | None = None
-    """None if the client has brought the state itself, and it was not kept."""
-
-    @property
-    def conversation(self) -> Conversation | None:
-        return None if self.entry is None else self.entry.conversation
+    conversation: Conversation | None = None
+    """What of it is a conversation."""
+    id: str = BROUGHT
+    """Its id, unless the client has brought the state itself, and it was not kept."""
 
 
 class Serving:
@@ -156,13 +158,25 @@ class Serving:
         if wish is None:
             return None
         if isinstance(wish, dict):
-            state = self.uploaded(_decoded(wish["base64"]))
-            return Start(state, self.store.put(state, salt=salt or "") if keep else None)
+            state, conversation = self.uploaded(_decoded(wish["base64"]))
+            if conversation is not None or not keep:  # what a conversation stands behind, it says itself
+                return Start(state, conversation)
+            return Start(state, None, self.store.put(state, salt=salt or "").id)
         entry = self.entry(wish, salt, param)
         try:
-            return Start(self.store.load(entry), entry)
+            return Start(self.store.load(entry), entry.conversation, entry.id)
         except GSAError as error:
             raise ApiError(404, str(error), param=param, code="state_not_found") from None
+
+    def base(self, conversation: Conversation, salt: str | None, param: str = "state") -> Start | None:
+        """The state that a conversation stands behind, if it does, for one that has to be read anew."""
+        if conversation.behind == BROUGHT:
+            message = (
+                "the conversation has to be read anew, and the state that it began behind was brought and not kept; "
+                "give that state an id (POST /v1/states), and begin behind it"
+            )
+            raise refused(param, message, "state_not_found")
+        return self.start(conversation.behind, salt, param)
 
     def entry(self, id_: str, salt: str | None, param: str = "state") -> Entry:
         """What is known of a state; raises if there is none."""
@@ -171,13 +185,14 @@ class Serving:
             raise ApiError(404, f"there is no state {id_!r} here", param=param, code="state_not_found")
         return entry
 
-    def uploaded(self, content: bytes) -> State:
-        """The state in the bytes of a file, checked as every file is."""
+    def uploaded(self, content: bytes) -> tuple[State, Conversation | None]:
+        """The state in the bytes of a file, and its conversation if it is of one, checked as every file is."""
         with tempfile.TemporaryDirectory(prefix="gsa-") as folder:
             path = Path(folder) / "state"
             path.write_bytes(content)
             try:
-                return State.load(path, self.texts.engine.model)
+                state, note = State.load_noted(path, self.texts.engine.model)
+                return state, _noted(note, self.texts.engine.model.vocab_size) if note else None
             except GSAError as error:
                 raise refused("state", str(error).removeprefix(f"State.load: {path}: "), "bad_state") from None
 
@@ -189,7 +204,7 @@ class Serving:
             return None
         facts = {"tokens": state.tokens, "bytes": state.nbytes}
         if form == "base64":
-            return {"base64": base64.b64encode(saved(state)).decode(), **facts}
+            return {"base64": base64.b64encode(saved(state, conversation)).decode(), **facts}
         return {"id": self.store.put(state, salt=salt or "", conversation=conversation).id, **facts}
 
     def _add_gauges(self) -> None:
@@ -218,12 +233,38 @@ def _reported_of_disk(cache: StateCache, name: str) -> float:
     return float(getattr(cache.report().disk, name))
 
 
-def saved(state: State) -> bytes:
-    """The file of a state."""
+def saved(state: State, conversation: Conversation | None = None) -> bytes:
+    """The file of a state, with its conversation if it is of one: without, a chat could not go on from it."""
     with tempfile.TemporaryDirectory(prefix="gsa-") as folder:
         path = Path(folder) / "state"
-        state.save(path)
+        state.save(path, note="" if conversation is None else as_json(asdict(conversation)))
         return path.read_bytes()
+
+
+def check_room(conversation: Conversation) -> None:
+    """Raises if a conversation is so long that the file of a state has no room for it and an answer."""
+    length, most = len(json.dumps(as_json(asdict(conversation)))), MAX_NOTE * 7 // 8
+    if length > most:
+        raise refused(
+            "return_state", f"the conversation has {length:,} bytes, a file has room for {most:,}; ask for an id"
+        )
+
+
+def _noted(note: str, vocab_size: int) -> Conversation:
+    """The conversation that was saved with a state. Its client may have written it: all is checked that a request
+    would be checked for."""
+    found = conversation_of(parse_json(note, "conversation"), "conversation")
+    ids, last = found.reply, found.messages[-1]["role"] if found.messages else None
+    if not found.messages or (ids is not None and last != "assistant"):
+        raise GSAError("conversation: expected messages, of which the last is the assistant's if it was written")
+    if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
+        raise GSAError(f"conversation: expected ids of tokens from 0 to {vocab_size - 1} as its reply")
+    try:
+        for message in found.messages:
+            ChatMessage.model_validate(message)
+    except ValidationError as error:
+        raise GSAError(f"conversation: {validation_error(error).message}") from None
+    return found
 
 
 def usage(prompt_tokens: int, cached_tokens: int, written: int) -> dict[str, Any]:

@@ -141,7 +141,9 @@ def router(serving: Serving) -> APIRouter:
         start = serving.start(id, cache_salt, "id")
         assert start is not None
         disposition = f'attachment; filename="{id}.safetensors"'
-        return Response(saved(start.state), media_type=FILE, headers={"Content-Disposition": disposition})
+        return Response(
+            saved(start.state, start.conversation), media_type=FILE, headers={"Content-Disposition": disposition}
+        )
 
     @routes.delete("/v1/states/{id}")
     def delete(id: str, cache_salt: str | None = None) -> Response:
@@ -152,4 +154,5 @@ def router(serving: Serving) -> APIRouter:
 
 
 def _uploaded(serving: Serving, content: bytes, salt: str | None, name: str) -> Entry:
-    return serving.store.put(serving.uploaded(content), salt=salt or "", name=name)
+    state, conversation = serving.uploaded(content)
+    return serving.store.put(state, salt=salt or "", name=name, conversation=conversation)

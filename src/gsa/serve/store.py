@@ -29,6 +29,7 @@ from gsa.infer.state import State
 from gsa.locks import locked
 from gsa.options import check_values
 from gsa.serve.errors import as_json
+from gsa.terminal import quoted
 
 ID = re.compile("state_[0-9a-f]{32}")
 
@@ -44,6 +45,10 @@ class Conversation:
     """Id of the state that it stands behind, if that has no conversation: of a document, say."""
     instructed: bool = False
     """Whether the first message is what a response calls instructions, which hold for one response only."""
+
+
+BROUGHT = "brought"
+"""What a conversation stands behind that began at a state which a client had brought, and which was not kept."""
 
 
 @dataclass(frozen=True)
@@ -237,21 +242,29 @@ class StateStore:
 
 def _entry(facts: dict[str, Any], path: Path) -> Entry:
     """An entry from its file, if it is one."""
-    conversation = facts.get("conversation")
-    if conversation is not None:
-        check_values(Conversation, conversation, f"{path}: conversation")
-        messages, reply = conversation.get("messages"), conversation.get("reply")
-        whole = isinstance(messages, list) and all(_is_message(message) for message in messages)
-        if not whole or not (reply is None or all(type(id_) is int for id_ in reply)):
-            raise GSAError(f"{path}: expected messages with role and content, and ids of tokens")
+    fields = facts.get("conversation")
+    conversation = None if fields is None else conversation_of(fields, f"{path}: conversation")
     check_values(Entry, {**facts, "conversation": None}, str(path))
     try:
-        entry = Entry(**{**facts, "conversation": None if conversation is None else Conversation(**conversation)})
+        entry = Entry(**{**facts, "conversation": conversation})
     except TypeError:
         raise GSAError(f"{path}: expected the fields of a state, got {', '.join(facts)}") from None
     if path.stem != entry.id or not ID.fullmatch(entry.id):
         raise GSAError(f"{path}: it tells of {entry.id!r}")
     return entry
+
+
+def conversation_of(fields: Any, what: str) -> Conversation:
+    """A conversation from a file, if it is one; the error says what it was about."""
+    check_values(Conversation, fields, what)
+    messages, reply = fields.get("messages"), fields.get("reply")
+    whole = isinstance(messages, list) and all(_is_message(message) for message in messages)
+    if not whole or not (reply is None or all(type(id_) is int for id_ in reply)):
+        raise GSAError(f"{what}: expected messages with role and content, and ids of tokens")
+    try:
+        return Conversation(**fields)
+    except TypeError:
+        raise GSAError(f"{what}: expected the fields of a conversation, got {quoted(list(fields))}") from None
 
 
 def _is_message(message: Any) -> bool:

@@ -15,8 +15,7 @@ import torch
 import uvicorn
 
 from gsa.models.checkpoint import save_model
-from gsa.serve.app import make_app
-from gsa.serve.run import open_serving
+from gsa.serve.run import bound, config_of, open_serving
 from gsa.serve.serving import Serving
 from gsa.serve.settings import ServeSettings
 from tests.infer.talking import END_ID, write_tokenizer
@@ -96,16 +95,14 @@ def served(name: str | Path, **options: Any) -> Iterator[Live]:
     serving = open_serving(
         str(name), settings, name=None, weights="auto", compute="auto", device="cpu", say=lambda text: None
     )
-    app = make_app(serving)
-    config = uvicorn.Config(app, port=0, ws="none", log_config=None, access_log=False, timeout_graceful_shutdown=60)
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run)
+    server, listener = uvicorn.Server(config_of(serving, "127.0.0.1")), bound("127.0.0.1", 0)
+    thread = threading.Thread(target=server.run, args=([listener],))
     thread.start()
     try:
         while not server.started:
             assert thread.is_alive()
             time.sleep(0.01)
-        port = server.servers[0].sockets[0].getsockname()[1]
+        port = listener.getsockname()[1]
         live = Live(serving, f"http://127.0.0.1:{port}", server)
         with live.http:
             yield live

@@ -19,6 +19,7 @@ from gsa.errors import GSAError
 from gsa.files import byte_count, named
 from gsa.infer.text import TextEngine
 from gsa.serve.app import make_app
+from gsa.serve.connections import Connection, most_connections
 from gsa.serve.guard import LOCAL
 from gsa.serve.serving import Serving
 from gsa.serve.settings import MEGABYTE, ServeSettings
@@ -75,20 +76,27 @@ class _Server(uvicorn.Server):
         self.signal, self.should_exit = sig, True
 
 
+def config_of(serving: Serving, host: str) -> uvicorn.Config:
+    """How a server speaks HTTP."""
+    most = most_connections()
+    return uvicorn.Config(
+        make_app(serving, host),
+        http=type("LimitedConnection", (Connection,), {"most": most}),
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        backlog=min(most, 128),  # so many are opened at once, before the first of them can be closed
+        timeout_graceful_shutdown=math.ceil(serving.settings.drain_seconds),
+    )
+
+
 def run(serving: Serving, host: str, listener: socket.socket, say: Say) -> None:
     """Serves until a signal, and closes all; raises SystemExit if a second signal cut it short."""
     with listener:
         place = _address(host, listener.getsockname()[1])
-        config = uvicorn.Config(
-            make_app(serving, host),
-            http="h11",
-            ws="none",
-            lifespan="on",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=math.ceil(serving.settings.drain_seconds),
-        )
+        config = config_of(serving, host)
         if host not in LOCAL and serving.settings.api_key is None:
             say(f"everyone who can reach {host} may ask; GSA_API_KEY sets a key")
         server = _Server(config, serving, lambda: _welcome(serving, place, say), say)

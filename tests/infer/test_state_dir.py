@@ -222,3 +222,12 @@ def test_an_engine_that_is_dropped_writes_what_it_kept(tmp_path):
     del engine
     with started(tmp_path)[0] as engine:
         assert answer(engine, ids(30)).cached_tokens == 30
+
+
+def test_what_waits_is_dropped_where_there_is_no_time_to_write_it(tmp_path, monkeypatch):
+    monkeypatch.setattr("gsa.infer.state_dir.PAUSE", 1e6)  # so that after the first file, the rest waits
+    engine, _ = started(tmp_path)
+    for seed in range(4):
+        engine.generate(ids(20, seed=seed), FEW)
+    engine.close(write=False)
+    assert len(files(tmp_path)) <= 1

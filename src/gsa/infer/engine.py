@@ -115,11 +115,12 @@ class Engine:
             self.cache.use_folder(folder, state_dir_bytes, self.model, computation(self._runner), say)
             finalize(self, self.cache.close)  # also at the end of the program
 
-    def close(self) -> None:
-        """Writes the states that are still to be written to `state_dir`, and leaves it to others; the end of a `with`
-        block does so, too. The engine can be used further, and keeps states in memory alone."""
+    def close(self, *, write: bool = True) -> None:
+        """Writes the states that are still to be written to `state_dir`, unless they are to be dropped, and leaves it to
+        others; the end of a `with` block does so, too. The engine can be used further, and keeps states in memory
+        alone."""
         if self.cache is not None:
-            self.cache.close()
+            self.cache.close(write=write)
 
     def __enter__(self) -> Engine:
         return self

@@ -57,10 +57,11 @@ class StateCache:
         """Keeps states in a folder too; what the arguments mean, `StateDir` tells."""
         self._disk = StateDir(folder, limit, model, computed, self._peek, say)
 
-    def close(self) -> None:
-        """Writes what is still to be written to the folder, and leaves it to others; memory stays as it is."""
+    def close(self, *, write: bool = True) -> None:
+        """Writes what is still to be written to the folder, unless it is to be dropped, and leaves the folder to
+        others; memory stays as it is."""
         if self._disk is not None:
-            self._disk.close()
+            self._disk.close(write=write)
 
     def __len__(self) -> int:
         return len(self._held)

@@ -132,10 +132,13 @@ class StateDir:
                 self._thread.start()
             self._changed.notify()
 
-    def close(self) -> None:
-        """Writes what is still to be written, and leaves the folder to others. Later calls do nothing."""
+    def close(self, *, write: bool = True) -> None:
+        """Writes what is still to be written, unless it is to be dropped, and leaves the folder to others. Later calls
+        do nothing."""
         with self._changed:
             self._closing = True
+            if not write:
+                self._waiting.clear()
             self._changed.notify()
             thread = self._thread
         if thread is not None:

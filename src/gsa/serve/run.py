@@ -105,7 +105,7 @@ def run(serving: Serving, host: str, listener: socket.socket, say: Say) -> None:
         except OSError as error:  # two servers can have one address until the first of them listens
             raise _cannot_listen(host, listener.getsockname()[1], error) from None
         finally:
-            serving.close()
+            serving.close(write=not server.force_exit)
     if server.force_exit and server.signal is not None:
         raise SystemExit(128 + server.signal)
 

@@ -67,10 +67,11 @@ class Serving:
             self.template = None
         self._add_gauges()
 
-    def close(self) -> None:
-        """Ends the worker, and saves what is to be saved."""
+    def close(self, *, write: bool = True) -> None:
+        """Ends the worker, and saves what is to be saved, unless there is no time for it: states that have an id are
+        on the disk already."""
         self.worker.close()
-        self.texts.engine.close()
+        self.texts.engine.close(write=write)
         self.store.close()
 
     def check_model(self, name: str | None) -> None:

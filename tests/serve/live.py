@@ -15,7 +15,7 @@ import torch
 import uvicorn
 
 from gsa.models.checkpoint import save_model
-from gsa.serve.run import bound, config_of, open_serving
+from gsa.serve.run import Server, bound, config_of, open_serving
 from gsa.serve.serving import Serving
 from gsa.serve.settings import ServeSettings
 from tests.infer.talking import END_ID, write_tokenizer
@@ -95,7 +95,7 @@ def served(name: str | Path, **options: Any) -> Iterator[Live]:
     serving = open_serving(
         str(name), settings, name=None, weights="auto", compute="auto", device="cpu", say=lambda text: None
     )
-    server, listener = uvicorn.Server(config_of(serving, "127.0.0.1")), bound("127.0.0.1", 0)
+    server, listener = Server(config_of(serving, "127.0.0.1"), serving), bound("127.0.0.1", 0)
     thread = threading.Thread(target=server.run, args=([listener],))
     thread.start()
     try:

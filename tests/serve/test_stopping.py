@@ -3,9 +3,13 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx2
 import pytest
@@ -117,6 +121,40 @@ def test_closing_in_the_midst_tells_the_clients(folder: Path) -> None:
             live.serving.worker.close()
             told = events("\n".join(lines))
     assert told[-1]["error"]["code"] == "draining"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_answers_that_are_not_done_in_time_are_ended_with_a_word(folder: Path, stream: bool) -> None:
+    """One is being written, the other waits; both clients are told why they get no more."""
+    with served(folder, max_tokens=10**6, max_concurrency=1, drain_seconds=0.1) as live, ThreadPoolExecutor() as pool:
+        body = {"prompt": "a", "temperature": 0, "max_tokens": 10**6, "stream": stream}
+        asked = [pool.submit(live.http.post, "/v1/completions", json=body) for _ in range(2)]
+        live.wait_for(2)
+        live.server.should_exit = True
+        answers = [each.result() for each in asked]
+    for answer in answers:
+        assert answer.status_code == (200 if stream else 503)
+        told = events(answer.text)[-1] if stream else answer.json()
+        assert told["error"]["code"] == "draining"
+
+
+def test_a_request_that_is_cut_off_is_told_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gsa.serve.run.LAST_SECONDS", 0.5)
+    with served(folder, drain_seconds=0.1) as live:
+        address = urlsplit(live.address)
+        with socket.create_connection((address.hostname, address.port), timeout=30) as slow:
+            head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            slow.sendall(f"{head}Content-Length: 9\r\n\r\n{{".encode())
+            time.sleep(0.2)
+            live.server.should_exit = True
+            assert slow.recv(12) == b"HTTP/1.1 503"
+
+
+def test_an_answer_that_comes_when_the_worker_has_ended_is_refused(folder: Path) -> None:
+    with served(folder) as live:
+        live.serving.worker.close()
+        live.serving.worker.draining = False  # as if it had been found to have room before
+        assert live.complete("a", 503)["error"]["code"] == "draining"
 
 
 @pytest.mark.slow

@@ -116,8 +116,8 @@ class Engine:
             finalize(self, self.cache.close)  # also at the end of the program
 
     def close(self, *, write: bool = True) -> None:
-        """Writes the states that are still to be written to `state_dir`, unless they are to be dropped, and leaves it to
-        others; the end of a `with` block does so, too. The engine can be used further, and keeps states in memory
+        """Writes the states that are still to be written to `state_dir`, unless they are to be dropped, and leaves it
+        to others; the end of a `with` block does so, too. The engine can be used further, and keeps states in memory
         alone."""
         if self.cache is not None:
             self.cache.close(write=write)

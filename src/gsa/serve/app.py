@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gsa import __version__
 from gsa.serve import chat, completions, facts, page, responses, states
-from gsa.serve.errors import CLIENT_LEFT, add_handlers
+from gsa.serve.errors import CLIENT_LEFT, ApiError, add_handlers, response_of
 from gsa.serve.guard import Guard
 from gsa.serve.serving import Serving
 
@@ -65,6 +66,10 @@ class _Counted:
 
         try:
             await self._app(scope, receive, sent)
+        except asyncio.CancelledError:  # by a server that stops, of what is neither done nor ended by the worker
+            if status == CLIENT_LEFT:
+                stopped = ApiError(503, "the server stopped before the answer was complete", code="draining")
+                await response_of(stopped)(scope, receive, sent)
         finally:
             # The route's pattern, not the path: others could make any number of those.
             route = getattr(scope.get("route"), "path", "none")

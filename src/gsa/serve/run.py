@@ -5,6 +5,7 @@ A second signal stops at once.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import os
 import signal
@@ -26,6 +27,8 @@ from gsa.serve.settings import MEGABYTE, ServeSettings
 from gsa.serve.store import StateStore
 
 Say = Callable[[str], None]
+LAST_SECONDS = 5.0
+"""For telling clients that their answers were ended, before connections are cut."""
 
 
 def open_serving(
@@ -55,10 +58,16 @@ def _short(model: str) -> str:
     return Path(model).resolve().name if Path(model).exists() else model
 
 
-class _Server(uvicorn.Server):
+class Server(uvicorn.Server):
     """A server that tells when it is ready, and to which the first signal is a wish and the second an order."""
 
-    def __init__(self, config: uvicorn.Config, serving: Serving, ready: Callable[[], None], say: Say) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        serving: Serving,
+        ready: Callable[[], None] = lambda: None,
+        say: Say = lambda text: None,
+    ) -> None:
         super().__init__(config)
         self.signal: int | None = None
         self._serving, self._ready, self._say = serving, ready, say
@@ -66,6 +75,14 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        # Answers that are not done in time are ended here, so that their clients are told: uvicorn just cuts them off.
+        ending = asyncio.get_running_loop().call_later(self._serving.settings.drain_seconds, self._serving.worker.end)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            ending.cancel()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._serving.worker.draining = True
@@ -88,7 +105,7 @@ def config_of(serving: Serving, host: str) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         backlog=min(most, 128),  # so many are opened at once, before the first of them can be closed
-        timeout_graceful_shutdown=math.ceil(serving.settings.drain_seconds),
+        timeout_graceful_shutdown=math.ceil(serving.settings.drain_seconds + LAST_SECONDS),
     )
 
 
@@ -99,7 +116,7 @@ def run(serving: Serving, host: str, listener: socket.socket, say: Say) -> None:
         config = config_of(serving, host)
         if host not in LOCAL and serving.settings.api_key is None:
             say(f"everyone who can reach {host} may ask; GSA_API_KEY sets a key")
-        server = _Server(config, serving, lambda: _welcome(serving, place, say), say)
+        server = Server(config, serving, lambda: _welcome(serving, place, say), say)
         try:
             server.run(sockets=[listener])
         except OSError as error:  # two servers can have one address until the first of them listens

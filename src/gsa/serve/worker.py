@@ -58,7 +58,7 @@ class Worker:
         self._live: list[Answer] = []
         self._events: list[tuple[Answer, Event]] = []
         self._failures = 0
-        self._ended = False
+        self._ended = self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = Thread(target=self._run, name="gsa-engine", daemon=True)
 
@@ -67,11 +67,15 @@ class Worker:
         self._loop = asyncio.get_running_loop()
         self._thread.start()
 
+    def end(self) -> None:
+        """Cancels what is left, and tells those who wait for it; the thread ends soon."""
+        self.draining = self._closed = True
+        self._commands.put(self._end)
+
     def close(self) -> None:
-        """Cancels what is left, and returns when the thread has ended."""
-        self.draining = True
+        """The same, and returns when the thread has ended."""
+        self.end()
         if self._thread.is_alive():
-            self._commands.put(self._end)
             self._thread.join()
 
     def check(self, more: int) -> None:
@@ -94,6 +98,10 @@ class Worker:
         """Lets the engine write answers, for which `check` has found room."""
         self.pending += len(answers)
         for answer in answers:
+            if self._closed and self._loop is not None:  # the thread takes no more commands
+                events: list[tuple[Answer, Event]] = [(answer, Piece(reason="cancelled"))]
+                self._loop.call_soon(self._tell, events)
+                continue
             self._commands.put(lambda answer=answer: self._begin(answer))  # type: ignore[misc]
 
     def cancel(self, answer: Answer) -> None:
@@ -175,6 +183,9 @@ class Worker:
         answer.urgent = True
 
     def _end(self) -> None:
+        with suppress(Empty):  # also those that are still to begin have someone who waits
+            while True:
+                self._commands.get_nowait()()
         for answer in list(self._live):
             self._cancel(answer)
         self._ended = True

@@ -1,5 +1,6 @@
 """States as resources: made, told, fetched, brought back, removed; and what cannot be one."""
 
+import errno
 import json
 import subprocess
 import sys
@@ -255,3 +256,36 @@ def test_messages_of_states_and_inline_states_of_chats(server: Live) -> None:
     first = server.chat("Hello", state={"base64": inline}, return_state="id")
     second = server.chat("And?", state=first["choices"][0]["state"]["id"])
     assert cached(second) >= first["usage"]["total_tokens"]
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
+def test_a_disk_that_cannot_be_written_is_not_the_clients_fault(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    with served(folder, state_dir=str(tmp_path), cache_mb=0) as live:
+
+        def failing(*given: object) -> None:
+            raise OSError(code, "no")
+
+        monkeypatch.setattr("gsa.files.sync", failing)
+        for path, body in (
+            ("/v1/states", {"text": "a"}),
+            ("/v1/completions", {"prompt": "a", "max_tokens": 1, "return_state": "id"}),
+            ("/v1/responses", {"input": "a", "max_output_tokens": 1}),
+        ):
+            error = live.post(path, body, 503)["error"]
+            assert error["code"] == "storage_failed"
+            assert str(tmp_path) not in error["message"]
+        assert list((tmp_path / "states").glob("state_*")) == []
+
+
+def test_a_folder_that_cannot_be_written_is_told_at_the_start(
+    server: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(**given: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", failing)
+    said: list[str] = []
+    StateStore(server.serving.texts.engine.model, 1, tmp_path, 1, said.append).close()
+    assert said == [f"serve: {tmp_path} cannot be written (Read-only file system): no state can be kept under an id"]

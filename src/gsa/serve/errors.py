@@ -63,6 +63,10 @@ class EngineFailed(GSAError):
     """The engine does not work any more, or failed at one request; the request is not to blame."""
 
 
+class StorageFailed(GSAError):
+    """The disk of the server is full or cannot be written; the request is not to blame. What failed is in the log."""
+
+
 def refused(param: str, message: str, code: str | None = None) -> ApiError:
     """A field of a request that cannot be taken."""
     return ApiError(400, f"{param}: {message}", param=param, code=code)
@@ -76,6 +80,8 @@ def error_of(error: Exception) -> ApiError:
         return ApiError(503, str(error), code="out_of_memory", headers={"Retry-After": "5"})
     if isinstance(error, EngineFailed):
         return ApiError(503, str(error), code="engine_failed")
+    if isinstance(error, StorageFailed):
+        return ApiError(503, str(error), code="storage_failed", headers={"Retry-After": "60"})
     if isinstance(error, GSAError):
         return ApiError(400, str(error))
     LOG.error("a request failed", exc_info=error)

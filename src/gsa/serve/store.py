@@ -8,9 +8,11 @@ In memory, or in a folder, where each is a file of its state and one of what els
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import secrets
+import tempfile
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -22,15 +24,16 @@ from threading import RLock
 from typing import Any
 
 from gsa.data.chat_template import Message
-from gsa.errors import GSAError
+from gsa.errors import GSAError, OutOfMemory
 from gsa.files import full_disk_explained, read_json, remove_leftovers, written
 from gsa.infer.model import Model
 from gsa.infer.state import State
 from gsa.locks import locked
 from gsa.options import check_values
-from gsa.serve.errors import as_json
+from gsa.serve.errors import StorageFailed, as_json
 from gsa.terminal import quoted
 
+LOG = logging.getLogger("gsa.serve")
 ID = re.compile("state_[0-9a-f]{32}")
 
 
@@ -215,18 +218,25 @@ class StateStore:
                 state.save(self._file(entry.id))
                 with written(self._facts(entry.id)) as place:
                     place.write_text(as_json(asdict(entry)))
-        except OSError as error:
-            raise GSAError(f"state: cannot write to {folder}: {error.strerror}") from None
+        except OutOfMemory:
+            raise
+        except (OSError, GSAError) as error:  # which name places that are not a client's business
+            LOG.error("a state cannot be kept in %s: %s", folder, error)
+            with suppress(OSError):
+                self._file(entry.id).unlink(missing_ok=True)
+            raise StorageFailed("the state cannot be kept: the server's disk is full, or cannot be written") from None
 
     def _open(self, folder: Path, stack: ExitStack, say: Callable[[str], None]) -> None:
         """Takes a folder, and finds the states of this model in it; those of other models stay as they are."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(locked(folder, "serve"))
+            _try_to_write(folder, say)
             remove_leftovers(folder)
             for path in folder.glob("state_*.safetensors"):
                 if ID.fullmatch(path.stem) and not path.with_suffix(".json").exists():
-                    path.unlink()  # of a server that was killed before it could say that the state is there
+                    with suppress(OSError):
+                        path.unlink()  # of a server that was killed before it could say that the state is there
             paths = sorted(folder.glob("state_*.json"), key=lambda path: path.stat().st_mtime)
         except OSError as error:
             raise GSAError(f"serve: {folder} cannot be used: {error.strerror}") from None
@@ -238,6 +248,15 @@ class StateStore:
                 continue
             if entry.fingerprint == self._model.fingerprint and self._file(entry.id).exists():
                 self._entries[entry.id] = entry
+
+
+def _try_to_write(folder: Path, say: Callable[[str], None]) -> None:
+    """Says if states cannot be kept in a folder: better now than with the first of them."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        say(f"serve: {folder} cannot be written ({error.strerror}): no state can be kept under an id")
 
 
 def _entry(facts: dict[str, Any], path: Path) -> Entry:

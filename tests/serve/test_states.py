@@ -145,7 +145,7 @@ def test_memory_is_bounded_and_the_least_recently_used_go_first(server: Live) ->
 
 def test_a_folder_is_bounded_checked_and_for_one_process(server: Live, tmp_path: Path) -> None:
     model, state, said = server.serving.texts.engine.model, made(server, 4), list[str]()
-    store = StateStore(model, state.nbytes, tmp_path, 2 * state.nbytes)
+    store = StateStore(model, state.nbytes, tmp_path, 2 * state.file_bytes + 1500)
     talk = Conversation([{"role": "user", "content": "\ud800"}], [1, 2], None, True)
     kept = [store.put(state, name=str(i), salt="s", conversation=talk) for i in range(3)]
     assert [entry.name for entry in store.list("s")] == ["1", "2"]
@@ -289,3 +289,20 @@ def test_a_folder_that_cannot_be_written_is_told_at_the_start(
     said: list[str] = []
     StateStore(server.serving.texts.engine.model, 1, tmp_path, 1, said.append).close()
     assert said == [f"serve: {tmp_path} cannot be written (Read-only file system): no state can be kept under an id"]
+
+
+def test_all_files_of_the_folder_count_and_those_of_others_go_first(server: Live, tmp_path: Path) -> None:
+    model, state = server.serving.texts.engine.model, made(server, 4)
+    other = load("gsa-tiny")
+    store = StateStore(other.engine.model, 1, tmp_path, 2**30)
+    foreign = store.put(other.read("It was"))
+    store.close()
+    with closing(StateStore(model, 1, tmp_path, 2**30)) as store:
+        kept = [store.put(state) for _ in range(3)]
+        total = sum(path.stat().st_size for path in tmp_path.iterdir())
+        assert store.stored == total > foreign.nbytes + 3 * state.nbytes
+        assert len(store) == 3
+    with closing(StateStore(model, 1, tmp_path, total - 1)) as store:  # at the start already
+        assert not list(tmp_path.glob(f"{foreign.id}*"))
+        assert {entry.id for entry in store.list()} == {entry.id for entry in kept}
+        assert store.stored == sum(path.stat().st_size for path in tmp_path.iterdir())

@@ -99,6 +99,8 @@ class StateStore:
         self._lock = RLock()
         self._entries: OrderedDict[str, Entry] = OrderedDict()
         self._states: OrderedDict[str, State] = OrderedDict()
+        self._sizes: OrderedDict[str, int] = OrderedDict()
+        """Bytes of the files of each state in the folder; those that are of no use to this model come first."""
         self._stack = ExitStack()
         if folder is not None:
             with ExitStack() as stack:
@@ -120,8 +122,10 @@ class StateStore:
 
     @property
     def stored(self) -> int:
-        """Bytes of all states, wherever they are."""
+        """Bytes of all states: of their files, also those of other models, if they have any."""
         with self._lock:
+            if self._folder is not None:
+                return sum(self._sizes.values())
             return sum(entry.nbytes for entry in self._entries.values())
 
     def put(
@@ -134,9 +138,11 @@ class StateStore:
         id: str | None = None,
     ) -> Entry:
         """Keeps a state; with a folder, it is on the disk when this returns."""
-        limit = self._memory_bytes if self._folder is None else self._folder_bytes
-        if state.nbytes > limit:
-            raise GSAError(f"state: it has {state.nbytes:,} bytes, and all states together may have {limit:,}")
+        limit, nbytes = self._memory_bytes, state.nbytes
+        if self._folder is not None:
+            limit, nbytes = self._folder_bytes, state.file_bytes
+        if nbytes > limit:
+            raise GSAError(f"state: it has {nbytes:,} bytes, and all states together may have {limit:,}")
         entry = Entry(
             id=id or new_id(),
             created=time.time(),
@@ -152,6 +158,8 @@ class StateStore:
         with self._lock:
             self._entries[entry.id] = entry
             self._states[entry.id] = state
+            if self._folder is not None:
+                self._sizes[entry.id] = self._size(entry.id)
             self._make_room()
         return entry
 
@@ -172,6 +180,8 @@ class StateStore:
         with self._lock:
             if entry.id in self._entries:
                 self._entries.move_to_end(entry.id)
+                if self._folder is not None:
+                    self._sizes.move_to_end(entry.id)
             state = self._states.get(entry.id)
             if state is not None:
                 self._states.move_to_end(entry.id)
@@ -190,19 +200,35 @@ class StateStore:
     def remove(self, entry: Entry) -> None:
         """Removes a state."""
         with self._lock:
-            self._entries.pop(entry.id, None)
-            self._states.pop(entry.id, None)
             if self._folder is not None:
-                for path in (self._facts(entry.id), self._file(entry.id)):
-                    path.unlink(missing_ok=True)
+                self._unlink(entry.id)
+            self._forget(entry.id)
+
+    def _forget(self, id_: str) -> None:
+        for known in (self._entries, self._states, self._sizes):
+            known.pop(id_, None)
+
+    def _unlink(self, id_: str) -> None:
+        for path in (self._facts(id_), self._file(id_)):
+            path.unlink(missing_ok=True)
+
+    def _size(self, id_: str) -> int:
+        """Bytes of a state's files that are there."""
+        total = 0
+        for path in (self._facts(id_), self._file(id_)):
+            with suppress(OSError):
+                total += path.stat().st_size
+        return total
 
     def _make_room(self) -> None:
         while self.memory > self._memory_bytes and len(self._states) > (self._folder is None):
             id_, _ = self._states.popitem(last=False)
             if self._folder is None:
                 del self._entries[id_]
-        while self._folder is not None and self.stored > self._folder_bytes and len(self._entries) > 1:
-            self.remove(next(iter(self._entries.values())))
+        while self._folder is not None and self.stored > self._folder_bytes and len(self._sizes) > 1:
+            id_ = next(iter(self._sizes))
+            self._unlink(id_)
+            self._forget(id_)
 
     def _file(self, id_: str) -> Path:
         assert self._folder is not None
@@ -227,7 +253,8 @@ class StateStore:
             raise StorageFailed("the state cannot be kept: the server's disk is full, or cannot be written") from None
 
     def _open(self, folder: Path, stack: ExitStack, say: Callable[[str], None]) -> None:
-        """Takes a folder, and finds the states of this model in it; those of other models stay as they are."""
+        """Takes a folder, and finds the states of this model in it; those of other models stay until their room is
+        needed."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(locked(folder, "serve"))
@@ -241,6 +268,8 @@ class StateStore:
         except OSError as error:
             raise GSAError(f"serve: {folder} cannot be used: {error.strerror}") from None
         for path in paths:
+            if ID.fullmatch(path.stem):
+                self._sizes[path.stem] = self._size(path.stem)
             try:
                 entry = _entry(read_json(path), path)
             except GSAError as error:
@@ -248,6 +277,9 @@ class StateStore:
                 continue
             if entry.fingerprint == self._model.fingerprint and self._file(entry.id).exists():
                 self._entries[entry.id] = entry
+        for id_ in self._entries:
+            self._sizes.move_to_end(id_)
+        self._make_room()
 
 
 def _try_to_write(folder: Path, say: Callable[[str], None]) -> None:

@@ -2,8 +2,10 @@
 
 import errno
 import json
+import os
 import subprocess
 import sys
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -306,3 +308,15 @@ def test_all_files_of_the_folder_count_and_those_of_others_go_first(server: Live
         assert not list(tmp_path.glob(f"{foreign.id}*"))
         assert {entry.id for entry in store.list()} == {entry.id for entry in kept}
         assert store.stored == sum(path.stat().st_size for path in tmp_path.iterdir())
+
+
+def test_what_was_used_in_memory_is_known_to_the_next_server(server: Live, tmp_path: Path) -> None:
+    model, state = server.serving.texts.engine.model, made(server, 4)
+    with closing(StateStore(model, 2**30, tmp_path, 2**30)) as store:
+        first, second = (store.put(state) for _ in range(2))
+        for age, entry in ((200, first), (100, second)):
+            os.utime(tmp_path / f"{entry.id}.json", (time.time() - age,) * 2)
+        store.load(first)
+        total = store.stored
+    with closing(StateStore(model, 2**30, tmp_path, total - 1)) as store:
+        assert [entry.id for entry in store.list()] == [first.id]

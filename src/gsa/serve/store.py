@@ -177,6 +177,9 @@ class StateStore:
 
     def load(self, entry: Entry) -> State:
         """The state of an entry; raises if it is gone, or if its file is broken."""
+        if self._folder is not None:
+            with suppress(OSError):
+                os.utime(self._facts(entry.id))  # so that the next server knows what was used
         with self._lock:
             if entry.id in self._entries:
                 self._entries.move_to_end(entry.id)
@@ -189,8 +192,6 @@ class StateStore:
         if self._folder is None:
             raise GSAError(f"state: {entry.id} is gone")
         state = State.load(self._file(entry.id), self._model)
-        with suppress(OSError):
-            os.utime(self._facts(entry.id))  # so that the next server knows what was used
         with self._lock:
             if entry.id in self._entries:
                 self._states[entry.id] = state

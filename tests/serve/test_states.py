@@ -320,3 +320,18 @@ def test_what_was_used_in_memory_is_known_to_the_next_server(server: Live, tmp_p
         total = store.stored
     with closing(StateStore(model, 2**30, tmp_path, total - 1)) as store:
         assert [entry.id for entry in store.list()] == [first.id]
+
+
+def test_a_state_that_cannot_be_removed_stays(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with served(folder, state_dir=str(tmp_path), cache_mb=0) as live:
+        id_ = live.post("/v1/states", {"text": "a"}, 201)["id"]
+
+        def failing(*given: object, **named: object) -> None:
+            raise OSError(errno.EROFS, "Read-only file system")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "unlink", failing)
+            answer = live.http.delete(f"/v1/states/{id_}")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "storage_failed")
+        assert live.http.get(f"/v1/states/{id_}").status_code == 200
+        assert live.http.delete(f"/v1/states/{id_}").status_code == 200

@@ -199,10 +199,14 @@ class StateStore:
         return state
 
     def remove(self, entry: Entry) -> None:
-        """Removes a state."""
+        """Removes a state; raises, and it stays, if its files cannot be removed."""
         with self._lock:
             if self._folder is not None:
-                self._unlink(entry.id)
+                try:
+                    self._unlink(entry.id)
+                except OSError as error:
+                    LOG.error("a state cannot be removed from %s: %s", self._folder, error)
+                    raise StorageFailed("the state cannot be removed: the server's disk cannot be written") from None
             self._forget(entry.id)
 
     def _forget(self, id_: str) -> None:
@@ -228,7 +232,11 @@ class StateStore:
                 del self._entries[id_]
         while self._folder is not None and self.stored > self._folder_bytes and len(self._sizes) > 1:
             id_ = next(iter(self._sizes))
-            self._unlink(id_)
+            try:
+                self._unlink(id_)
+            except OSError as error:  # the next state will try again
+                LOG.error("a state cannot make room in %s: %s", self._folder, error)
+                break
             self._forget(id_)
 
     def _file(self, id_: str) -> Path:

@@ -335,3 +335,12 @@ def test_a_state_that_cannot_be_removed_stays(folder: Path, tmp_path: Path, monk
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "storage_failed")
         assert live.http.get(f"/v1/states/{id_}").status_code == 200
         assert live.http.delete(f"/v1/states/{id_}").status_code == 200
+
+
+def test_nobody_else_reads_what_was_said(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "old" / "states").mkdir(parents=True, mode=0o755)
+    for name in ("old", "new"):
+        with served(folder, state_dir=str(tmp_path / name)):
+            for part in ("states", "cache"):
+                assert (tmp_path / name / part).stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700

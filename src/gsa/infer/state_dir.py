@@ -82,7 +82,7 @@ class StateDir:
         self._thread: Thread | None = None
         with ExitStack() as stack:
             try:
-                folder.mkdir(parents=True, exist_ok=True)
+                folder.mkdir(0o700, parents=True, exist_ok=True)  # states tell what was said
                 stack.enter_context(locked(folder, "state_dir"))
                 remove_leftovers(folder)
                 self._look()

@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
@@ -36,6 +37,8 @@ def open_serving(
 ) -> Serving:
     """A model with its states, ready to be served; `close` ends it."""
     folder = None if settings.state_dir is None else named(settings.state_dir, "state_dir")
+    if folder is not None:
+        _make_private(folder)
     share = settings.state_dir_mb * MEGABYTE // 2  # for states that have an id, and for those of the cache
     texts = TextEngine.load(
         model,
@@ -51,6 +54,16 @@ def open_serving(
     states = None if folder is None else folder / "states"
     store = StateStore(texts.engine.model, settings.state_mb * MEGABYTE, states, share, say)
     return Serving(texts, name or _short(model), settings, store)
+
+
+def _make_private(folder: Path) -> None:
+    """Closes the folders of states to other users: they hold what was said. What cannot be done is told by those who
+    use them."""
+    with suppress(OSError):
+        folder.mkdir(0o700, parents=True, exist_ok=True)
+        for part in (folder / "states", folder / "cache"):
+            part.mkdir(0o700, exist_ok=True)
+            part.chmod(0o700)  # if it is of an earlier server
 
 
 def _short(model: str) -> str:

@@ -265,7 +265,7 @@ class StateStore:
         """Takes a folder, and finds the states of this model in it; those of other models stay until their room is
         needed."""
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(0o700, parents=True, exist_ok=True)
             stack.enter_context(locked(folder, "serve"))
             _try_to_write(folder, say)
             remove_leftovers(folder)

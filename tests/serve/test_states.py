@@ -344,3 +344,12 @@ def test_nobody_else_reads_what_was_said(folder: Path, tmp_path: Path) -> None:
             for part in ("states", "cache"):
                 assert (tmp_path / name / part).stat().st_mode & 0o777 == 0o700
     assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
+
+
+def test_salt_and_name_may_stand_in_the_address_of_a_body_too(server: Live) -> None:
+    made = server.post("/v1/states?cache_salt=me&name=mine", {"text": "a"}, 201)
+    assert made["name"] == "mine"
+    assert server.http.get(f"/v1/states/{made['id']}").status_code == 404
+    assert server.http.get(f"/v1/states/{made['id']}?cache_salt=me").status_code == 200
+    error = server.post("/v1/states?cache_salt=me", {"text": "a", "cache_salt": "you"}, 400)["error"]
+    assert error["param"] == "cache_salt"

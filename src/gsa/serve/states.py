@@ -120,6 +120,7 @@ def router(serving: Serving) -> APIRouter:
             entry = await run_in_threadpool(_uploaded, serving, await request.body(), cache_salt, name[:200])
             return JsonResponse(facts_of(serving, entry), status_code=201)
         body = await body_of(request, StateBody, f", or the file of a state with {FILE}")
+        body = _with_address(body, cache_salt, name)
         serving.check_model(body.model)
         serving.worker.check(1)
         reading = await run_in_threadpool(StateReading, serving, body)
@@ -151,6 +152,16 @@ def router(serving: Serving) -> APIRouter:
         return JsonResponse({"id": id, "object": "state", "deleted": True})
 
     return routes
+
+
+def _with_address(body: StateBody, salt: str | None, name: str) -> StateBody:
+    """The fields with those that stand in the address; raises if a field stands in both, and differs."""
+    for field, value in (("cache_salt", salt), ("name", name[:200])):
+        if value:
+            if getattr(body, field) not in (None, value):
+                raise refused(field, "the address says another than the body")
+            body = body.model_copy(update={field: value})
+    return body
 
 
 def _uploaded(serving: Serving, content: bytes, salt: str | None, name: str) -> Entry:

@@ -59,7 +59,13 @@ def test_pages_of_others_may_not_ask(closed: Live, server: Live) -> None:
     assert answer.headers["access-control-allow-origin"] == "https://friend.example"
     with httpx2.Client(base_url=closed.address) as http:  # browsers ask first, without the key
         first = http.options("/v1/completions", headers={**friend, "Access-Control-Request-Method": "POST"})
+        wanted = {"Access-Control-Request-Headers": "authorization,content-type,x-stainless-arch"}
+        openai = http.options("/v1/completions", headers={**friend, "Access-Control-Request-Method": "POST", **wanted})
+        stranger = {"Origin": "https://other.example", "Access-Control-Request-Method": "POST", **wanted}
+        refused = http.options("/v1/completions", headers=stranger)
     assert (first.status_code, first.headers["access-control-allow-headers"]) == (204, "Authorization, Content-Type")
+    assert openai.headers["access-control-allow-headers"] == "authorization,content-type,x-stainless-arch"
+    assert "access-control-allow-headers" not in refused.headers
 
 
 def test_without_a_key_the_name_must_be_this_machines(server: Live) -> None:

@@ -164,3 +164,13 @@ def test_streams_are_the_same_as_whole_answers(server: Live) -> None:
         own = [chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["index"] == choice["index"]]
         assert "".join(each["text"] for each in own) == choice["text"]
         assert own[-1]["finish_reason"] == choice["finish_reason"]
+
+
+def test_tokens_are_told_where_they_stand_also_with_stops(server: Live) -> None:
+    """What may begin a stop string is held back; the tokens stand where they stand all the same."""
+    plain = server.complete("One", logprobs=0, max_tokens=20)
+    written = text(plain)
+    for stop in (written[3:5] + "\x00", written[10:13]):  # one that nearly comes, one that comes
+        told = server.complete("One", logprobs=0, max_tokens=20, stop=[stop])["choices"][0]["logprobs"]
+        offsets = told["text_offset"]
+        assert offsets == plain["choices"][0]["logprobs"]["text_offset"][: len(offsets)], stop

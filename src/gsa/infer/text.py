@@ -48,6 +48,9 @@ class Piece:
     text: str = ""
     token: Token | None = None
     reason: str | None = None
+    length: int = 0
+    """Characters of the text that the token has made final, also those that are held back because a stop string may
+    begin there."""
 
 
 class TextEngine:
@@ -179,7 +182,7 @@ class Writing(Iterator[Piece]):
         self.reason: str | None = None
         """Why it ended, once the last piece was given."""
         self._engine, self._text, self._stops = engine, text, stops
-        self._made: list[str] = []  # the text that became final with each token
+        self._made: list[tuple[str, int]] = []  # what each token let be given, and the length of what it made final
         self._given = 0
         self._found = False  # a stop string
         until = _while_alive(self._take)
@@ -189,8 +192,9 @@ class Writing(Iterator[Piece]):
 
     def _take(self, id_: int) -> bool:
         """Turns a token into text, and says whether a stop string is complete."""
-        text, self._found = self._stops.add(self._text.add(id_))
-        self._made.append(text)
+        final = self._text.add(id_)
+        text, self._found = self._stops.add(final)
+        self._made.append((text, len(final)))
         return self._found
 
     def __next__(self) -> Piece:
@@ -204,7 +208,8 @@ class Writing(Iterator[Piece]):
         if self._given == len(self._made):
             return Piece()
         self._given += 1
-        return Piece(self._made[self._given - 1], self.generation.token(self._given - 1))
+        text, length = self._made[self._given - 1]
+        return Piece(text, self.generation.token(self._given - 1), length=length)
 
     def ready(self) -> list[Piece]:
         """The pieces that there are by now, for those who make the steps elsewhere; it waits for none."""

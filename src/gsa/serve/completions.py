@@ -48,7 +48,7 @@ class Choice:
         self.reason = piece.reason
         token = piece.token
         if self.logprobs is not None and token is not None:
-            self.logprobs.add(token.id, token.logprob, token.top, piece.text)
+            self.logprobs.add(token.id, token.logprob, token.top, piece.length)
 
     def taken(self, index: int) -> dict[str, Any]:
         """What has come since the last time, as clients get it."""
@@ -106,7 +106,7 @@ class Completion:
         for id_, logprob, top in zip(prompt.source.ids.tolist(), prompt.logprobs or (), prompt.top or (), strict=True):
             piece = text.add(id_)
             choice.pieces.append(piece)
-            choice.logprobs.add(id_, logprob, top, piece)
+            choice.logprobs.add(id_, logprob, top, len(piece))
         choice.pieces.append(text.end())
 
     async def state(self, asking: Asking, index: int) -> dict[str, Any]:

@@ -36,13 +36,13 @@ class Legacy:
         self._tokenizer, self._place = tokenizer, begin
         self._lists = _lists()
 
-    def add(self, id_: int, logprob: float | None, top: Alternatives | None, text: str) -> None:
-        """Adds a token, and the text that has become final with it."""
+    def add(self, id_: int, logprob: float | None, top: Alternatives | None, length: int) -> None:
+        """Adds a token, and how many characters of the text have become final with it."""
         lists = self._lists
         lists["tokens"].append(shown_token(self._tokenizer, id_))
         lists["token_logprobs"].append(logprob)
         lists["text_offset"].append(self._place)
-        self._place += len(text)
+        self._place += length
         if logprob is None or top is None:
             lists["top_logprobs"].append(None)
             return

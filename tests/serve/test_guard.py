@@ -124,3 +124,9 @@ def test_the_page_runs_nothing_but_its_own_files(server: Live) -> None:
         for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "style=", "onclick="):
             assert word not in content, (path.name, word)
         assert "http" not in content.replace("http://www.w3.org/2000/svg", "").replace("https?:", ""), path.name
+
+
+def test_what_a_server_tells_of_itself_has_a_head(server: Live) -> None:
+    for path in ("/health", "/metrics", "/v1/models", "/v1/models/talks"):
+        answer = server.http.head(path)
+        assert (answer.status_code, answer.content) == (200, b""), path

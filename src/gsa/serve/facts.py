@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter
+from fastapi.routing import APIRoute
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
@@ -59,4 +60,6 @@ def router(serving: Serving) -> APIRouter:
     def metrics() -> Response:
         return Response(serving.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
+    for route in [route for route in routes.routes if isinstance(route, APIRoute)]:
+        routes.add_api_route(route.path, route.endpoint, methods=["HEAD"], include_in_schema=False)
     return routes

@@ -130,3 +130,12 @@ def test_what_a_server_tells_of_itself_has_a_head(server: Live) -> None:
     for path in ("/health", "/metrics", "/v1/models", "/v1/models/talks"):
         answer = server.http.head(path)
         assert (answer.status_code, answer.content) == (200, b""), path
+
+
+def test_who_is_not_let_in_is_counted(closed: Live) -> None:
+    refused = 'gsa_requests_total{route="none",status="401"}'
+    with httpx2.Client(base_url=closed.address) as http:
+        assert http.get("/v1/models").status_code == 401
+        before = closed.metric(refused)
+        assert http.get("/v1/models").status_code == 401
+    assert closed.metric(refused) == before + 1

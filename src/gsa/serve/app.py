@@ -37,7 +37,7 @@ def make_app(serving: Serving, host: str = "127.0.0.1") -> ASGIApp:
     )
     add_handlers(app)
     app.router.routes.extend(routes_of(serving))
-    return Guard(_Counted(app, serving), serving.settings, host)
+    return _Counted(Guard(app, serving.settings, host), serving)
 
 
 def routes_of(serving: Serving) -> list[BaseRoute]:

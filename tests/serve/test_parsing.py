@@ -1,5 +1,7 @@
 """Bodies that are large and bad: they are refused at their first fault, and hold nobody up."""
 
+import json
+import re
 import threading
 from typing import Any
 
@@ -8,6 +10,7 @@ from pydantic import ValidationError
 
 from gsa.serve import parsing
 from gsa.serve.bodies import Body, ChatBody, CompletionBody, ResponseBody, StateBody
+from gsa.serve.openapi import BODIES
 from tests.serve.live import Live
 
 MANY = 1000
@@ -66,3 +69,22 @@ def test_what_is_no_json_is_told_as_such(server: Live) -> None:
         answer = server.http.post("/v1/completions", content=content, headers={"Content-Type": kind})
         assert (answer.status_code, answer.json()["error"]["param"]) == (status, None), content[:10]
         assert told in answer.json()["error"]["message"]
+
+
+def test_machines_are_told_what_routes_take(server: Live) -> None:
+    told = server.http.get("/openapi.json").json()
+    kinds = told["components"]["schemas"]
+    for path, kind in BODIES.items():
+        content = told["paths"][path]["post"]["requestBody"]["content"]
+        assert content["application/json"]["schema"] == {"$ref": f"#/components/schemas/{kind.__name__}"}
+    assert "application/octet-stream" in content
+    for kind, name in (("CompletionBody", "prompt"), ("ResponseBody", "input"), ("ChatMessage", "content")):
+        assert {"type": "string"} in kinds[kind]["properties"][name]["anyOf"]
+    for methods in told["paths"].values():
+        for operation in methods.values():
+            assert "422" not in operation["responses"]
+            assert "default" in operation["responses"]
+    text = json.dumps(told)
+    assert set(re.findall(r'"#/([^"]*)"', text)) == {
+        f"components/schemas/{name}" for name in kinds if f'schemas/{name}"' in text
+    }

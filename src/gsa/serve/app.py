@@ -15,6 +15,7 @@ from gsa import __version__
 from gsa.serve import chat, completions, facts, page, responses, states
 from gsa.serve.errors import CLIENT_LEFT, ApiError, add_handlers, response_of
 from gsa.serve.guard import Guard
+from gsa.serve.openapi import describe
 from gsa.serve.serving import Serving
 
 
@@ -37,6 +38,7 @@ def make_app(serving: Serving, host: str = "127.0.0.1") -> ASGIApp:
     )
     add_handlers(app)
     app.router.routes.extend(routes_of(serving))
+    describe(app)
     return _Counted(Guard(app, serving.settings, host), serving)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from gsa.serve.errors import UNSUPPORTED
@@ -30,6 +30,18 @@ IGNORED = {
 _EMPTY: tuple[Any, ...] = ([], {})
 MAX_STOPS = 16
 Role = Literal["system", "user", "assistant"]
+
+
+_STRING, _INTEGER = {"type": "string"}, {"type": "integer"}
+
+
+def _list_of(kind: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "items": kind}
+
+
+def _told_as(*kinds: dict[str, Any]) -> WithJsonSchema:
+    """What /openapi.json tells of a field that may come in several forms and is turned into one."""
+    return WithJsonSchema({"anyOf": list(kinds)}, mode="validation")
 
 
 class Body(BaseModel):
@@ -131,7 +143,9 @@ class ChoicesBody(AnswerBody):
 
     n: int = Field(1, ge=1, le=128)
     seed: int | None = Field(None, ge=-(2**63), lt=2**64)
-    stop: Annotated[list[str], BeforeValidator(_stops)] = Field(default_factory=list)
+    stop: Annotated[list[str], BeforeValidator(_stops), _told_as(_STRING, _list_of(_STRING))] = Field(
+        default_factory=list
+    )
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
     logit_bias: Annotated[dict[int, float], BeforeValidator(_biases)] = Field(default_factory=dict)
@@ -169,7 +183,11 @@ class CompletionBody(ChoicesBody):
     """POST /v1/completions."""
 
     ONLY: ClassVar[dict[str, tuple[Any, ...]]] = {"suffix": ("",), "best_of": (1,)}
-    prompt: Annotated[Any, BeforeValidator(_prompts)]
+    prompt: Annotated[
+        Any,
+        BeforeValidator(_prompts),
+        _told_as(_STRING, _list_of(_STRING), _list_of(_INTEGER), _list_of(_list_of(_INTEGER))),
+    ]
     max_tokens: int | None = Field(None, ge=0)
     echo: bool = False
     logprobs: int | None = Field(None, ge=0, le=20)
@@ -211,7 +229,7 @@ class ChatMessage(Body):
         "tool_calls": _EMPTY,
     }
     role: Annotated[Role, BeforeValidator(_role)]
-    content: Annotated[str, BeforeValidator(_content)]
+    content: Annotated[str, BeforeValidator(_content), _told_as(_STRING, _list_of(Part.model_json_schema()))]
     name: str | None = None  # of who speaks, which templates have no place for
 
     def plain(self) -> dict[str, str]:
@@ -286,7 +304,7 @@ class ResponseBody(AnswerBody):
         "top_logprobs": (0,),
         "truncation": ("disabled", "auto"),
     }
-    input: Annotated[Any, BeforeValidator(_input)]
+    input: Annotated[Any, BeforeValidator(_input), _told_as(_STRING, _list_of({"type": "object"}))]
     instructions: str | None = None
     previous_response_id: str | None = None
     max_output_tokens: int | None = Field(None, ge=1)

@@ -56,6 +56,17 @@ def test_a_chat_is_not_read_again_after_a_restart(folder: Path, tmp_path: Path) 
         assert text(live.chat(LONG, text(first), "Go on.")) == text(second)
 
 
+def test_a_client_marks_what_its_prompts_share(folder: Path) -> None:
+    with served(folder) as live:
+        expected = live.complete(LONG[:37] + "Other.", cache=False)
+        live.complete(LONG, cache_marks=[37])
+        found = live.complete(LONG[:37] + "Other.")
+        assert (cached(found), text(found)) == (37, text(expected))
+        for wrong, message in ((5, "cache_marks"), ([0], "cache_marks"), ([999], "behind the end of a prompt of")):
+            refused = live.post("/v1/completions", {"prompt": "a", "cache_marks": wrong}, 400)["error"]
+            assert message in refused["message"] or message == refused["param"]
+
+
 def test_prefixes_of_any_length_are_found_and_hits_are_told(folder: Path) -> None:
     with served(folder) as live:
         live.complete(LONG[:37], max_tokens=0)

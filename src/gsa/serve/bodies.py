@@ -191,6 +191,10 @@ class CompletionBody(ChoicesBody):
     max_tokens: int | None = Field(None, ge=0)
     echo: bool = False
     logprobs: int | None = Field(None, ge=0, le=20)
+    # ours
+    cache_marks: Annotated[list[Annotated[int, Field(ge=1)]], Field(fail_fast=True, max_length=16)] = Field(
+        default_factory=list
+    )
 
     @property
     def prompts(self) -> Prompts:

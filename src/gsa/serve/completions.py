@@ -70,7 +70,13 @@ class Completion:
         echoes = body.logprobs if body.echo else None
         self.choices: list[Choice] = []
         for ids, text in _prompts(serving, body, self.start):
-            prompt = serving.prompt(ids, state, "prompt", salt=body.cache_salt, reuse=body.cache, logprobs=echoes)
+            prompt = serving.prompt(
+                *(ids, state, "prompt"),
+                salt=body.cache_salt,
+                reuse=body.cache,
+                logprobs=echoes,
+                marks=body.cache_marks,
+            )
             for each in sampling.several(body.n):
                 logprobs = None if body.logprobs is None else Legacy(serving.texts.tokenizer)
                 self.choices.append(Choice(prompt, each, text if body.echo else "", logprobs))

@@ -101,8 +101,10 @@ class Serving:
         salt: str | None,
         reuse: bool = True,
         logprobs: int | None = None,
+        marks: Sequence[int] = (),
     ) -> Prompt:
-        """What the engine reads for an answer; `param` is the field that it came in."""
+        """What the engine reads for an answer; `param` is the field that it came in. A state is kept where messages
+        end, and after as many tokens as each of `marks` says."""
         limit = self.settings.max_prompt_tokens
         if len(ids) > limit:
             raise refused(
@@ -110,12 +112,14 @@ class Serving:
             )
         if not len(ids) and state is None:
             raise refused(param, "it is empty, and there is no state to go on from")
+        if max(marks, default=0) > len(ids):
+            raise refused("cache_marks", f"{max(marks)} is behind the end of a prompt of {len(ids)} tokens")
         texts = self.texts
         try:
             return texts.engine.prompt(
                 ids,
                 state=state,
-                marks=texts.message_ends(ids),
+                marks=[*marks, *texts.message_ends(ids)],
                 salt=salt or "",
                 reuse=reuse,
                 logprobs=logprobs,

@@ -169,7 +169,7 @@ class GGUFSource(Source):
         heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(name.split(".")[-2])
         return unpaired(x, int(self.fields[heads])) if heads and self.kind == "llama" else x
 
-    def write_companions(self, folder: Path) -> list[str]:
+    def _write_companions(self, folder: Path) -> list[str]:
         from gsa.eval.foreign_model import loaded
 
         before = {path.name for path in folder.iterdir()}

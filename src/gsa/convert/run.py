@@ -15,7 +15,7 @@ import gsa
 from gsa.convert.calibrate import NORMED, STUDENTS, TOKENS, Calibration, Text, calibrate, pieces, text_of
 from gsa.convert.card import card
 from gsa.convert.mapping import Mapping, checked, map_tensors
-from gsa.convert.sources import Source, drop_foreign_tokens, open_source
+from gsa.convert.sources import Source, open_source
 from gsa.convert.students import Choices, new_weights, student_config
 from gsa.convert.teacher import Teacher, read_teacher
 from gsa.data.tokenizer import JSON, Tokenizer, load_tokenizer
@@ -67,13 +67,10 @@ class Conversion:
         return checked(self.source.read(theirs), theirs, self.source, dtype)
 
     def tokenizer(self, folder: Path) -> Tokenizer:
-        """The tokenizer that was put into a folder, without tokens that were added and that the model does not know."""
-        size = self.student.vocab_size
-        try:
-            drop_foreign_tokens(folder, size)
+        """The tokenizer that was put into a folder; raises if it has tokens that the model does not know."""
+        with self.source.blamed(folder):
             found = load_tokenizer(folder)
-        except GSAError as error:  # it is the source's, and the folder has no name yet
-            raise GSAError(f"convert: {str(error).replace(str(folder), str(self.source.place))}") from None
+        size = self.student.vocab_size
         if found.vocab_size > size:
             raise GSAError(
                 f"convert: {self.source.name}: the tokenizer has a vocabulary of {found.vocab_size:,}, the model of "

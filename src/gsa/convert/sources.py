@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -58,8 +60,24 @@ class Source(ABC):
         """One tensor."""
 
     @abstractmethod
-    def write_companions(self, folder: Path) -> list[str]:
+    def _write_companions(self, folder: Path) -> list[str]:
         """Writes the tokenizer and what belongs to it to a folder; the names of the files."""
+
+    def write_companions(self, folder: Path) -> list[str]:
+        """The same, without tokens that were added to the tokenizer and that the model does not have."""
+        names = self._write_companions(folder)
+        if (folder / JSON).exists():
+            with self.blamed(folder):
+                drop_foreign_tokens(folder, int(self.fields["vocab_size"]))
+        return names
+
+    @contextmanager
+    def blamed(self, folder: Path) -> Iterator[None]:
+        """Errors about a folder that is being made name the source, where what is wrong comes from."""
+        try:
+            yield
+        except GSAError as error:
+            raise GSAError(f"convert: {str(error).replace(str(folder), str(self.place))}") from None
 
 
 class FolderSource(Source):
@@ -108,7 +126,7 @@ class FolderSource(Source):
             x: Tensor = file.get_tensor(name)
         return x
 
-    def write_companions(self, folder: Path) -> list[str]:
+    def _write_companions(self, folder: Path) -> list[str]:
         found = companions(self.place)
         for file in found:
             (folder / file.name).write_bytes(read_file(file))

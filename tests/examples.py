@@ -1,9 +1,9 @@
-"""How many examples hypothesis tries of a property: a quarter in `make test`, but at least five."""
+"""How many examples hypothesis tries of a property: a fifth in `make test`, but at least five."""
 
 from hypothesis import HealthCheck, settings
 
 COMMON = {"deadline": None, "derandomize": True, "database": None, "print_blob": True}
-SHARE = 4
+SHARE = 5
 
 
 def register_profiles() -> None:

@@ -216,6 +216,7 @@ def test_writers_at_once_and_writers_that_are_killed(tmp_path: Path) -> None:
     assert done.returncode == -15, done.stderr
 
 
+@pytest.mark.slow
 def test_whatever_writes_leaves_nothing_hidden_once_it_was_done_again_after_kills(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.killed_writers", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[1])

@@ -29,6 +29,7 @@ def test_a_connection_without_a_whole_head_is_closed(
         assert silent.recv(1) == b""
 
 
+@pytest.mark.slow  # uvicorn's own five seconds
 def test_the_beginning_of_a_second_request_is_not_waited_for_either(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -98,6 +98,7 @@ def test_deepspeed_trains_as_one_and_goes_on_as_one(folder: Path, tmp_path: Path
     assert_same_run(run, folder / "one")
 
 
+@pytest.mark.slow
 def test_a_signal_stops_all_processes_with_a_checkpoint(folder: Path, tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(json.dumps(options(folder, str(tmp_path / "run"), steps=5000, save_every=10**6, json=False)))

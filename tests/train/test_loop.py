@@ -127,7 +127,7 @@ def test_an_interrupted_run_draws_the_noise_it_would_have_drawn(
     assert same_bits(final_weights(tmp_path / "run"), final_weights(tmp_path / "whole"))
 
 
-@pytest.mark.parametrize(("steps", "kills"), [(12, 4), pytest.param(40, 20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("steps", "kills"), [(6, 2), pytest.param(40, 20, marks=pytest.mark.slow)])
 def test_a_run_killed_at_random_moments_ends_with_the_same_bits(
     folder: Path, tmp_path: Path, steps: int, kills: int
 ) -> None:

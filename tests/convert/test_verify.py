@@ -55,7 +55,14 @@ def test_a_scrambled_order_is_found(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert failed(tmp_path / "out") == ["weights are the source's", "heads are in order"]
     code, out, _ = run(capsys, "convert", "--verify", str(tmp_path / "out"))
     assert code == 1
-    assert "2 of 8 checks failed." in out
+    assert "2 of 9 checks failed." in out
+    weights["model.layers.1.mixer.v_proj.weight"][3, 2] = float("nan")
+    weights["lm_head.weight" if "lm_head.weight" in weights else "model.norm.weight"].fill_(float("inf"))
+    save_file(weights, tmp_path / "out/model.safetensors")
+    code, out, _ = run(capsys, "convert", "--verify", str(tmp_path / "out"))
+    assert code == 1
+    assert "has NaN or infinity, as 1 others have" in out
+    assert "1 of 1 checks failed." in out
 
 
 def test_a_wrong_grouping_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from gsa.data.recall import IGNORED
 from gsa.data.recall import mqar as examples
 from gsa.errors import GSAError
 from gsa.paper import mqar as module
 from gsa.paper.mqar import SETTINGS, Grid, mqar
 from gsa.paper.mqar_report import PAPER
 from gsa.paper.recall_model import SYSTEMS, RecallModel
-from gsa.paper.recall_run import RecallRun, _batch, run_recall, settings_of
+from gsa.paper.recall_run import RecallRun, _batch, _learned, run_recall, settings_of
 from tests.paper.inline import Inline
 
 TINY = RecallRun(
@@ -25,7 +26,7 @@ TINY = RecallRun(
 
 def model(system: str, **options: object) -> RecallModel:
     torch.manual_seed(0)
-    sizes = {"width": 8, "slots": 4, "vocab_size": 16, "layers": 2, "dropout": 0.0, "std": 0.3}
+    sizes = {"width": 8, "heads": 1, "slots": 4, "vocab_size": 16, "layers": 2, "dropout": 0.0, "std": 0.3}
     return RecallModel(system, **{"convolution": True, **sizes, **options})  # type: ignore[arg-type]
 
 
@@ -78,6 +79,21 @@ def test_labels_are_taken_where_something_is_asked() -> None:
         assert pairs[key] == label
 
 
+def test_a_third_of_what_is_learned_is_easy() -> None:
+    run = replace(TINY, pairs=4, easy_pairs=1, examples=60)
+    learned = _learned(run)
+    counts = (learned.labels != IGNORED).sum(1).tolist()
+    assert counts == [1] * 20 + [4] * 40
+    assert len({row.tobytes() for row in learned.inputs}) > 50
+    assert set((_learned(replace(run, easy_pairs=0)).labels != IGNORED).sum(1).tolist()) == {4}
+
+
+def test_heads_are_free_for_slots_alone() -> None:
+    sizes = {(system, heads): model(system, heads=heads).state_size for system in ("gsa", "gla") for heads in (1, 2)}
+    assert sizes["gsa", 1] == sizes["gsa", 2]
+    assert sizes["gla", 1] == 2 * sizes["gla", 2]
+
+
 def test_systems_without_slots_do_not_depend_on_their_number() -> None:
     assert settings_of(replace(TINY, system="gla", slots=3)) == settings_of(replace(TINY, system="gla", slots=9))
     assert settings_of(replace(TINY, slots=3)) != settings_of(replace(TINY, slots=9))
@@ -93,7 +109,10 @@ def test_the_full_setting_is_the_papers() -> None:
 def test_the_command_writes_tables_pictures_and_all_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    monkeypatch.setitem(SETTINGS, "quick", Grid(TINY, ("gsa", "mamba"), (8, 12), (1e-2, 3e-2), 2, (8,)))
+    variants = ({"system": "gsa", "slots": 2}, {"system": "gla", "heads": 2})
+    monkeypatch.setitem(
+        SETTINGS, "quick", Grid(TINY, ("gsa", "mamba"), (8, 12), (1e-2, 3e-2), 2, (8,), variants, gain=0.8)
+    )
     cells = Inline()
     monkeypatch.setattr(module, "run_cells", cells)
     out = str(tmp_path / "out")
@@ -103,14 +122,16 @@ def test_the_command_writes_tables_pictures_and_all_numbers(
     assert "without short convolution" in printed.out
     assert {file.name for file in (tmp_path / "out").iterdir()} == {"mqar.json", "mqar.svg", "mqar.png"}
     record = json.loads((tmp_path / "out" / "mqar.json").read_text())
-    rows = {(row["system"], row["width"], row["convolution"]): row for row in record["rows"]}
+    (variant,) = (row for row in record["rows"] if row["variant"])
+    assert (variant["system"], variant["slots"], variant["width"]) == ("gsa", 2, 8)
+    rows = {(row["system"], row["width"], row["convolution"]): row for row in record["rows"] if not row["variant"]}
     assert set(rows) == {(s, w, True) for s in ("gsa", "mamba") for w in (8, 12)} | {("gsa", 8, False)}
     for row in rows.values():
         assert len(row["accuracies"]) == 2
         assert len(row["by_rate"]) == 2
         assert row["accuracies"][0] == max(row["by_rate"].values())
     before, computed = (tmp_path / "out" / "mqar.svg").read_bytes(), len(cells.results)
-    assert computed == 5 * 3  # two rates, and another seed of the better one
+    assert computed == 6 * 3  # two rates, and another seed of the better one
     mqar(out=out, quick=True, json=True)
     printed = capsys.readouterr()
     assert len(cells.results) == computed  # all of it was there
@@ -138,7 +159,7 @@ def test_wrong_options_are_refused_before_anything_runs(options: dict, message: 
 def test_the_plan_tells_the_cost_and_runs_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    monkeypatch.setitem(SETTINGS, "scaled", Grid(TINY, ("gsa",), (8,), (1e-2, 3e-2), 2, ()))
+    monkeypatch.setitem(SETTINGS, "scaled", Grid(TINY, ("gsa",), (8,), (1e-2, 3e-2), 2))
     mqar(out=str(tmp_path / "out"), plan=True, processes=1)
     assert "3 runs of at most 8 steps each, 1 at a time" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

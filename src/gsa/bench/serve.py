@@ -29,6 +29,7 @@ class Plan:
     clients: int
     seconds: float
     chats: bool
+    long_prompts: bool
     rivals: bool
     seed: int
     threads: int | None
@@ -39,8 +40,12 @@ class Plan:
         return 512 if self.quick else 4096
 
     @property
+    def prompt_tokens(self) -> int:
+        return 4096 if self.quick else 100_000
+
+    @property
     def repeats(self) -> int:
-        """Conversations that go on before a restart, and as many after it."""
+        """Conversations that go on before a restart, and as many after it; and long prompts."""
         return 1 if self.quick else 3
 
 
@@ -49,6 +54,7 @@ def serve(
     seconds: int | None = None,
     models: str = f"{TINY},{SHAPE}",
     chats: bool = True,
+    long_prompts: bool = True,
     rivals: bool = True,
     seed: int = 0,
     threads: int | None = None,
@@ -62,9 +68,10 @@ def serve(
     96 words, by 32 to 128 tokens), one after another; tokens are those that the servers count. Shows tokens a second
     beside those of the engine without a server, for the same requests; times to the first token and between tokens;
     errors; and memory. Then conversations of 4,096 tokens: the time to the first token of the first turn, of the second
-    one, and of a second one after the server was started again. And the same requests and conversations by llama.cpp's
-    server with SmolLM2, if that is installed, beside the same model converted (gsa-smol) and one of its shape. Nothing
-    else should run meanwhile. Takes about half an hour.
+    one, and of a second one after the server was started again. Prompts of 100,000 tokens, and how long four other
+    clients wait for their next token while such a prompt is read. And the same requests and conversations by
+    llama.cpp's server with SmolLM2, if that is installed, beside the same model converted (gsa-smol) and one of its
+    shape. Nothing else should run meanwhile. Takes about 40 minutes.
 
     Args:
         clients: Clients that ask at the same time, and places of the server; 64 by default. Where servers are compared
@@ -73,6 +80,7 @@ def serve(
         models: Models to serve beside their engines, with commas between, or `all`, or `none`: gsa-tiny; 135m, which is
             gated slot attention in the shape of SmolLM2-135M with random weights in int8; and gsa-smol, in int8.
         chats: Long conversations, and restarts.
+        long_prompts: Very long prompts among other requests, with the same models.
         rivals: llama.cpp's server, if it is installed.
         seed: Which pieces of the book are asked about.
         threads: Threads of torch and of llama.cpp; by default torch's own choice, and a thread for each core.
@@ -91,6 +99,7 @@ def serve(
         clients=clients or (8 if quick else 64),
         seconds=seconds or (3 if quick else 180),
         chats=chats,
+        long_prompts=long_prompts,
         rivals=rivals,
         seed=seed,
         threads=threads,
@@ -110,6 +119,7 @@ def measure(plan: Plan, tick: Tick) -> dict[str, Any]:
 
     from gsa.bench.serving.chats import turns
     from gsa.bench.serving.load import Load, beside_engine, of_clients
+    from gsa.bench.serving.long_prompts import among_others
     from gsa.ops.native import library
 
     missing = [lacks(package) for package in left_out(plan)]
@@ -125,6 +135,11 @@ def measure(plan: Plan, tick: Tick) -> dict[str, Any]:
             "seed": plan.seed,
             "missing": missing,
             "load": [beside_engine(known[name], load, tick) for name in plan.models if name in known],
+            "long_prompts": [
+                among_others(known[name], load, tick, plan.prompt_tokens, plan.repeats)
+                for name in plan.models
+                if plan.long_prompts and name in known
+            ],
             "rivals": [of_clients(one, few, tick) for one in (*rivals[:1], *family)] if rivals else [],
             "chats": [
                 turns(one, folder, tick, plan.chat_tokens, plan.repeats, plan.seed, plan.threads)

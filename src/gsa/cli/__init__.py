@@ -12,7 +12,9 @@ from gsa.errors import GSAError, memory_errors
 
 
 def main(args: list[str] | None = None) -> None:
-    """Runs the command line; errors a user can cause end in one line and exit code 2, Ctrl-C in 130."""
+    """Runs the command line; errors a user can cause end in one line and exit code 2, Ctrl-C in 130, SIGTERM in 143."""
+    if args is None:  # this process is the command's own
+        signal.signal(signal.SIGTERM, _ended)
     try:
         try:
             with watched_output(), memory_errors("command"):
@@ -26,6 +28,11 @@ def main(args: list[str] | None = None) -> None:
     except GSAError as error:
         tell(error)
         raise SystemExit(2) from None
+
+
+def _ended(number: int, frame: object) -> None:
+    """Ends the command from where it is, so that it removes what it has half written."""
+    raise SystemExit(128 + number)
 
 
 def run(args: list[str]) -> None:

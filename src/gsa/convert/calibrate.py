@@ -63,7 +63,10 @@ def text_of(path: str | None) -> Text:
     """The text of a file, or the book of the package."""
     if path is None:
         return Text("sense-and-sensibility (in the package)", pretrained.book())
-    return Text(Path(path).name, read_text(path))
+    content = read_text(path)
+    if "\0" in content:
+        raise GSAError(f"convert: {path} is no text: it has bytes of value 0")
+    return Text(Path(path).name, content)
 
 
 def pieces(conversion: Conversion, folder: Path, text: Text, tokens: int) -> Tensor:

@@ -87,6 +87,8 @@ def prepare(source: str | Path, choices: Choices, dtype: str | None = None) -> C
     teacher = read_teacher(opened.fields)
     student = student_config(teacher, choices)
     mapping = map_tensors(opened, teacher.config, student)
+    if choices.seed and not mapping.new:
+        raise GSAError(f"convert: nothing in {choices.to} begins at random, so seed {choices.seed} does nothing")
     wanted = DTYPES[dtype] if dtype else _common_dtype({x.dtype for x in opened.tensors.values()})
     return Conversion(opened, teacher, choices, student, mapping, wanted)
 

@@ -53,16 +53,27 @@ def verify_folder(folder: str | Path, source: str | Path | None = None) -> list[
     model = read_model(place, dtype=torch.float32).eval().requires_grad_(False)
     if unknown := record.trained - model.state_dict().keys():
         raise GSAError(f"verify: {place / RECORD}: {min(unknown)}, which it says was trained, is not part of the model")
+    if not (finite := numbers_are_finite(model)).passed:
+        return [finite]  # the others would compare with nothing
     origin, trained = open_source(record.source if source is None else source), record.trained_copies
     with torch.inference_mode():
         stored = next(iter(described_weights(place).values())).dtype
         return [
+            finite,
             weights_are_the_sources(model, origin, stored, trained),
             heads_are_in_order(model, origin, stored, trained),
             *identity(model, teacher_of(model, record.teacher), len(trained)),
             *ways_to_read(model),
             generated(model),
         ]
+
+
+def numbers_are_finite(model: LM) -> Check:
+    """No weight is NaN or infinite."""
+    wrong = [name for name, x in model.state_dict().items() if not x.isfinite().all()]
+    found = f"{wrong[0]} has NaN or infinity" if wrong else f"{len(model.state_dict())} tensors"
+    found += f", as {len(wrong) - 1} others have" if len(wrong) > 1 else ""
+    return Check("weights are finite", not wrong, found)
 
 
 def teacher_of(model: LM, config: ModelConfig) -> LM:

@@ -56,10 +56,12 @@ class FieldReader:
         return [
             name
             for name, value in self.fields.items()
-            if not (name in self.read or of_transformers(name) or value in (None, False))
+            if not (name in self.read or of_transformers(name) or value is None)
         ]
 
     def finish(self) -> None:
         """Raises for the first field that was not read."""
         for name in self.unread():
+            if self.fields[name] in (False, 0):  # which turns off what is not known
+                continue
             raise self.fail(name, "this field is not known, and may change what the model computes")

@@ -25,6 +25,8 @@ RATES = (3e-3, 1e-2, 3e-2)
 FULL_RATES = tuple(10 ** (-4 + 2 * place / 3) for place in range(4))
 """zoology's: four from 1e-4 to 1e-2."""
 QUICK = ("xfmr", "gsa", "gla", "linear")
+MOST_HEADS, LEAST_HEAD_WIDTH = 4, 8
+"""Of systems with slots, whose state heads do not change; others have one head, since more would shrink theirs."""
 
 
 @dataclass(frozen=True)
@@ -36,31 +38,60 @@ class Grid:
     widths: tuple[int, ...]
     rates: tuple[float, ...]
     seeds: int
-    without: tuple[int, ...]
-    """Widths at which systems are tried without their convolution as well."""
+    further: tuple[int, ...] = ()
+    """Widths at which systems are tried without their convolution as well, and variants."""
+    variants: tuple[dict[str, Any], ...] = ()
+    """Systems with other slots or heads."""
+    gain: float | None = None
+    """The standard deviation of fresh weights is this over the root of the width; the base's own without it."""
 
     def runs(self) -> list[RecallRun]:
-        """One for every row of the table, with the first rate and seed. There are half as many slots as the width, so
-        that two memories of slots are as large as one matrix of keys by values."""
-        plain = [(width, True) for width in self.widths]
-        bare = [(width, False) for width in self.without]
-        return [
-            replace(self.base, system=system, width=width, slots=max(width // 2, 1), convolution=convolution)
-            for width, convolution in plain + bare
+        """One for every row of the table, with the first rate and seed."""
+        plain = [{"system": system, "width": width} for width in self.widths for system in self.systems]
+        bare = [
+            {"system": system, "width": width, "convolution": False}
+            for width in self.further
             for system in self.systems
-            if convolution or system not in CONVOLVED
+            if system not in CONVOLVED
         ]
+        varied = [
+            {**variant, "width": width}
+            for width in self.further
+            for variant in self.variants
+            if variant["system"] in self.systems
+        ]
+        return [self._run(row) for row in [*plain, *varied, *bare]]
+
+    def _run(self, row: dict[str, Any]) -> RecallRun:
+        heads = min(MOST_HEADS, max(row["width"] // LEAST_HEAD_WIDTH, 1)) if SYSTEMS[row["system"]].slots else 1
+        std = self.base.std if self.gain is None else self.gain / row["width"] ** 0.5
+        return replace(self.base, **{"heads": heads, "std": std, **row})
 
 
 SCALED = RecallRun(
-    length=48, pairs=12, vocab_size=256, examples=16384, test_examples=1000, batch_size=64, epochs=8, std=0.1
+    length=48,
+    pairs=12,
+    easy_pairs=2,
+    vocab_size=256,
+    examples=16384,
+    test_examples=1000,
+    batch_size=32,
+    epochs=8,
+    slots=16,
 )
-FULL = RecallRun(length=512, pairs=64, batch_size=128)
+FULL = RecallRun(length=512, pairs=64, batch_size=128, slots=64)
 SHORT = replace(SCALED, length=32, pairs=8, vocab_size=128, examples=4096, test_examples=250, epochs=4)
+VARIANTS = (
+    {"system": "gsa", "slots": 8},
+    {"system": "gsa", "slots": 32},
+    {"system": "gsa", "heads": 1},
+    {"system": "gla", "heads": 4},
+)
+"""What slots and heads do to recall and to the size of the state."""
 SETTINGS = {
-    "scaled": Grid(SCALED, tuple(SYSTEMS), (16, 32, 64), RATES, 3, (32,)),
-    "full": Grid(FULL, tuple(SYSTEMS), (64, 128, 256, 512), FULL_RATES, 3, ()),
-    "quick": Grid(SHORT, QUICK, (16, 32), (1e-2,), 1, ()),
+    "scaled": Grid(SCALED, tuple(SYSTEMS), (16, 32, 64), RATES, 3, (32,), VARIANTS, gain=0.8),
+    "full": Grid(FULL, tuple(SYSTEMS), (64, 128, 256, 512), FULL_RATES, 3),
+    "quick": Grid(SHORT, QUICK, (16, 32), (1e-2,), 1, gain=0.8),
 }
 
 
@@ -107,7 +138,7 @@ def mqar(
         grid = replace(grid, systems=tuple(listed("systems", systems, SYSTEMS, {"all": SYSTEMS}, "paper")))
     if widths is not None:
         chosen = tuple(listed_numbers("widths", widths, least=2, operation="paper"))
-        grid = replace(grid, widths=chosen, without=tuple(width for width in grid.without if width in chosen))
+        grid = replace(grid, widths=chosen, further=tuple(width for width in grid.further if width in chosen))
     if seeds is not None:
         check_count("paper: seeds", seeds, most=1000)
         grid = replace(grid, seeds=seeds)
@@ -149,8 +180,10 @@ def _run(runs: Sequence[RecallRun], folder: Path, processes: int) -> list[Result
 
 
 def _name(run: RecallRun) -> str:
+    slots = f", {run.slots} slots" if run.has_slots else ""
     bare = "" if run.convolution else ", no convolution"
-    return f"{SYSTEMS[run.system].label}, width {run.width}{bare}, rate {run.lr:.2g}, seed {run.seed}"
+    what = f"{SYSTEMS[run.system].label}, width {run.width}, heads {run.heads}{slots}{bare}"
+    return f"{what}, rate {run.lr:.2g}, seed {run.seed}"
 
 
 def _row(run: RecallRun, grid: Grid, folder: Path, processes: int) -> dict[str, Any]:
@@ -162,8 +195,10 @@ def _row(run: RecallRun, grid: Grid, folder: Path, processes: int) -> dict[str, 
         "system": run.system,
         "label": SYSTEMS[run.system].label,
         "width": run.width,
+        "heads": run.heads,
         "slots": run.slots if run.has_slots else None,
         "convolution": run.convolution,
+        "variant": run.convolution and _is_variant(run, grid),
         "state": seeds[0]["state"],
         "parameters": seeds[0]["parameters"],
         "lr": run.lr,
@@ -173,6 +208,11 @@ def _row(run: RecallRun, grid: Grid, folder: Path, processes: int) -> dict[str, 
         "epochs": [len(result["by_epoch"]) for result in seeds],
         "seconds": sum(result["seconds"] for result in [*rates, *seeds[1:]]),
     }
+
+
+def _is_variant(run: RecallRun, grid: Grid) -> bool:
+    usual = grid._run({"system": run.system, "width": run.width})
+    return (run.heads, run.slots) != (usual.heads, usual.slots)
 
 
 def _cost(grid: Grid, processes: int) -> str:

@@ -23,7 +23,7 @@ def mqar_tables(record: dict[str, Any]) -> list[Table]:
     base, tables = record["settings"]["base"], []
     task = f"{base['pairs']} pairs in {base['length']} tokens"
     for convolution in (True, False):
-        for width in record["settings"]["widths" if convolution else "without"]:
+        for width in record["settings"]["widths" if convolution else "further"]:
             rows = [row for row in record["rows"] if row["width"] == width and row["convolution"] == convolution]
             if not rows:
                 continue
@@ -37,6 +37,8 @@ def _columns(record: dict[str, Any], convolution: bool) -> list[Column]:
     paper = bool(record["settings"]["setting"] == "full" and convolution)
     columns = [
         Column("system", "label", left=True),
+        Column("heads", lambda row: None if row["system"] == "mamba" else row["heads"]),
+        Column("slots", "slots"),
         Column("state", "state", "{:,}"),
         Column("accuracy %", lambda row: 100 * row["accuracy"], "{:.1f}"),
         Column("lowest", lambda row: 100 * min(row["accuracies"]), "{:.1f}"),
@@ -56,7 +58,8 @@ def _notes(record: dict[str, Any]) -> list[str]:
 
 def mqar_picture(record: dict[str, Any], path: Path) -> None:
     """Accuracy against width, as in the paper, and against the size of the state."""
-    rows = [row for row in record["rows"] if row["convolution"]]
+    rows = [row for row in record["rows"] if row["convolution"] and not row["variant"]]
+    varied = [row for row in record["rows"] if row["variant"]]
     systems = dict.fromkeys(row["system"] for row in rows)
     with drawn(path, columns=2, size=(11, 4.5)) as (by_width, by_state):
         for place, system in enumerate(systems):
@@ -70,6 +73,10 @@ def mqar_picture(record: dict[str, Any], path: Path) -> None:
                 below = [height - 100 * min(row["accuracies"]) for height, row in zip(heights, known, strict=True)]
                 above = [100 * max(row["accuracies"]) - height for height, row in zip(heights, known, strict=True)]
                 axes.errorbar([row[key] for row in known], heights, yerr=[below, above], **style)
+            others = [row for row in varied if row["system"] == system]
+            by_state.plot(
+                [row["state"] for row in others], [100 * row["accuracy"] for row in others], "x", color=f"C{place}"
+            )
         for axes, name in ((by_width, "model width"), (by_state, "numbers in the state")):
             axes.set_xscale("log", base=2)
             axes.set_xlabel(name)
@@ -79,4 +86,5 @@ def mqar_picture(record: dict[str, Any], path: Path) -> None:
         by_width.legend(fontsize=7)
         base = record["settings"]["base"]
         by_width.set_title(f"MQAR: {base['pairs']} pairs in {base['length']} tokens", fontsize=10)
-        by_state.set_title("the same by size of state", fontsize=10)
+        crosses = "; crosses: other slots or heads" if varied else ""
+        by_state.set_title(f"the same by size of state{crosses}", fontsize=10)

@@ -22,35 +22,34 @@ EPSILON = 1e-6
 
 
 class System(NamedTuple):
-    """A mixer with its options in this experiment, by model width and slots."""
+    """A mixer with its options in this experiment."""
 
     label: str
     mixer: str
-    options: Callable[[int, int], dict[str, Any]]
+    slots: bool = False
+    """Whether it has slots. Their memory is as large whatever the number of heads; that of others shrinks with it."""
+    options: Callable[[int, int], dict[str, Any]] = lambda width, slots: {}
+    """More of them, by the width of a head and slots."""
 
 
 def _raven(width: int, slots: int) -> dict[str, Any]:
-    routed = {"router": "sigmoid", "routed_slots": max(slots // 8, 1), "qk_norm": True, "scale": width**-0.5}
-    return {"num_attention_heads": 1, "num_slots": slots, **routed}
+    return {"router": "sigmoid", "routed_slots": max(slots // 8, 1), "qk_norm": True, "scale": width**-0.5}
 
 
 SYSTEMS: dict[str, System] = {
-    "xfmr": System("Xfmr++", "attention", lambda width, slots: {"num_attention_heads": 1}),
-    "gsa": System("GSA", "gsa", lambda width, slots: {"num_attention_heads": 1, "num_slots": slots}),
-    "raven": System("GSA with a router", "gsa", _raven),
-    "abc": System("ABC", "abc", lambda width, slots: {"num_attention_heads": 1, "num_slots": slots}),
-    "gla": System("GLA", "gla", lambda width, slots: {"num_attention_heads": 1}),
-    "hgrn2": System("HGRN2", "hgrn2", lambda width, slots: {"num_attention_heads": 1}),
-    "retnet": System("RetNet", "retnet", lambda width, slots: {"num_attention_heads": 1}),
-    "mamba": System("Mamba", "mamba", lambda width, slots: {}),
-    "linear": System("linear", "linear", lambda width, slots: {"num_attention_heads": 1}),
+    "xfmr": System("Xfmr++", "attention"),
+    "gsa": System("GSA", "gsa", slots=True),
+    "raven": System("GSA with a router", "gsa", slots=True, options=_raven),
+    "abc": System("ABC", "abc", slots=True),
+    "gla": System("GLA", "gla"),
+    "hgrn2": System("HGRN2", "hgrn2"),
+    "retnet": System("RetNet", "retnet"),
+    "mamba": System("Mamba", "mamba"),
+    "linear": System("linear", "linear"),
     "hybrid": System(
-        "window and slots",
-        "hybrid",
-        lambda width, slots: {"num_attention_heads": 1, "window": 8, "num_sinks": 0, "num_slots": slots},
+        "window and slots", "hybrid", slots=True, options=lambda width, slots: {"window": 8, "num_sinks": 0}
     ),
 }
-"""One head each: at these widths, more would leave none of them room for a key."""
 CONVOLUTION = 4
 """Tokens of the short convolution. It comes behind the projections to queries, keys and values; mixers that know no
 such thing have it before them."""
@@ -58,10 +57,14 @@ CONVOLVED = ("mamba",)
 """Systems that have one by themselves."""
 
 
-def options_of(system: str, width: int, slots: int, convolution: bool) -> dict[str, Any]:
+def options_of(system: str, *, width: int, heads: int, slots: int, convolution: bool) -> dict[str, Any]:
     """The options of a system's mixer."""
     known = SYSTEMS[system]
-    options = {"hidden_size": width, **known.options(width, slots)}
+    options = {"hidden_size": width, **known.options(width // heads, slots)}
+    if "num_attention_heads" in option_names(known.mixer):
+        options["num_attention_heads"] = heads
+    if known.slots:
+        options["num_slots"] = slots
     return {**options, "conv_size": CONVOLUTION} if convolution and _behind_projections(system) else options
 
 
@@ -77,6 +80,7 @@ class RecallModel(nn.Module):
         system: str,
         *,
         width: int,
+        heads: int,
         slots: int,
         convolution: bool,
         vocab_size: int,
@@ -86,7 +90,7 @@ class RecallModel(nn.Module):
     ):
         super().__init__()
         self.embeddings, self.dropout = nn.Embedding(vocab_size, width), dropout
-        options = options_of(system, width, slots, convolution)
+        options = options_of(system, width=width, heads=heads, slots=slots, convolution=convolution)
         self.mixers = nn.ModuleList(mixer(SYSTEMS[system].mixer, **options) for _ in range(layers))
         before = convolution and system not in CONVOLVED and not _behind_projections(system)
         self.convolutions = nn.ModuleList(

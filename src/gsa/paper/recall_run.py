@@ -19,6 +19,8 @@ SOLVED = 0.99
 """A run ends when it answers more than this."""
 TEST_SEED = 2**32
 """Of the examples that are asked; those of training have the seeds of runs."""
+EASY_SEED = 2**33
+"""And those of them with few pairs the seeds from here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,10 +29,14 @@ class RecallRun:
 
     system: str = choice("gsa", tuple(SYSTEMS))
     width: int = number(64, least=1, most=4096)
+    heads: int = number(1, least=1, most=64)
     slots: int = number(16, least=1, most=4096)
     convolution: bool = True
     length: int = number(64, least=4, most=2**16)
     pairs: int = number(16, least=1, most=2**14)
+    easy_pairs: int = number(0, least=0, most=2**14)
+    """Of a third of the examples that are learned from, where what is asked for is found sooner; 0 for no such third.
+    Those that are asked when it has learned all have `pairs`."""
     vocab_size: int = number(8192, least=4, most=2**20)
     examples: int = number(100_000, least=1, most=10**8)
     test_examples: int = number(3000, least=1, most=10**7)
@@ -53,7 +59,7 @@ class RecallRun:
 
     @property
     def has_slots(self) -> bool:
-        return "num_slots" in SYSTEMS[self.system].options(self.width, self.slots)
+        return SYSTEMS[self.system].slots
 
 
 def run_recall(settings: dict[str, Any]) -> dict[str, Any]:
@@ -67,6 +73,7 @@ def run_recall(settings: dict[str, Any]) -> dict[str, Any]:
     model = RecallModel(
         run.system,
         width=run.width,
+        heads=run.heads,
         slots=run.slots,
         convolution=run.convolution,
         vocab_size=run.vocab_size,
@@ -75,7 +82,7 @@ def run_recall(settings: dict[str, Any]) -> dict[str, Any]:
         std=run.std,
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=run.lr, weight_decay=run.weight_decay, fused=True)
-    learned, asked = _examples(run, run.examples, run.seed), _examples(run, run.test_examples, TEST_SEED)
+    learned, asked = _learned(run), _examples(run, run.test_examples, TEST_SEED, run.pairs)
     order = np.random.default_rng([run.seed, 1])
     accuracies: list[float] = []
     for epoch in range(run.epochs):
@@ -98,9 +105,18 @@ def run_recall(settings: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _examples(run: RecallRun, count: int, seed: int) -> Recall:
+def _learned(run: RecallRun) -> Recall:
+    """The examples of training; every batch draws from all of them."""
+    if not run.easy_pairs:
+        return _examples(run, run.examples, run.seed, run.pairs)
+    easy = _examples(run, run.examples // 3, EASY_SEED + run.seed, run.easy_pairs)
+    rest = _examples(run, run.examples - run.examples // 3, run.seed, run.pairs)
+    return Recall(*(np.concatenate(both) for both in zip(easy, rest, strict=True)))
+
+
+def _examples(run: RecallRun, count: int, seed: int, pairs: int) -> Recall:
     assert seed <= SEED
-    return mqar(count, length=run.length, pairs=run.pairs, vocab_size=run.vocab_size, seed=seed)
+    return mqar(count, length=run.length, pairs=pairs, vocab_size=run.vocab_size, seed=seed)
 
 
 def _batches(rows: np.ndarray, size: int) -> list[np.ndarray]:

@@ -18,6 +18,8 @@ class Answer:
     """When events with text came, or tokens."""
     tokens: int = 0
     """How many it has, as whoever wrote it has counted them: an event may bring several, or none."""
+    prompt: int = 0
+    """Tokens that were asked with, as they were counted there."""
     cached: int = 0
     """Tokens of its prompt that were not read again."""
 

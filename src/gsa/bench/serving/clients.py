@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Iterator
 from itertools import count
@@ -33,8 +34,8 @@ def ask(setting: dict[str, Any]) -> dict[str, Any]:
 async def _ask(setting: dict[str, Any]) -> dict[str, Any]:
     begin = time.perf_counter() + setting["warm"]
     end = begin + setting["seconds"]
-    crowd = _Crowd(setting, end)
-    tasks = [asyncio.ensure_future(crowd.client(number)) for number in range(setting["clients"])]
+    crowd = Crowd(setting, end)
+    tasks = crowd.begin()
     memory = {}
     for name, moment in (("begin", begin), ("end", end)):
         await asyncio.sleep(moment - time.perf_counter())
@@ -52,20 +53,25 @@ async def _ask(setting: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-class _Crowd:
-    """The clients, and what came of what they asked."""
+class Crowd:
+    """So many `clients` of a server at `port`, who ask until `end`, and what came of it."""
 
-    def __init__(self, setting: dict[str, Any], end: float) -> None:
+    def __init__(self, setting: dict[str, Any], end: float = math.inf) -> None:
         self.answers: list[Answer] = []
         self.texts: list[str] = []
         self.errors: list[str] = []
-        self._setting, self._end = setting, end
+        self.end = end
+        self._setting = setting
 
-    async def client(self, number: int) -> None:
-        """One client, until the window ends; one that meets an error waits a moment, and goes on."""
+    def begin(self) -> list[asyncio.Future[None]]:
+        """Has all of them ask; each ends with its last answer."""
+        return [asyncio.ensure_future(self._client(number)) for number in range(self._setting["clients"])]
+
+    async def _client(self, number: int) -> None:
+        """One client, until the end; one that meets an error waits a moment, and goes on."""
         async with Connection(self._setting["port"]) as connection:
             for body in self._questions(number):
-                if time.perf_counter() >= self._end:
+                if time.perf_counter() >= self.end:
                     return
                 try:
                     answer, text = await asyncio.wait_for(answered(connection, COMPLETIONS, body), ANSWER_SECONDS)
@@ -91,12 +97,12 @@ async def answered(connection: Connection, path: str, body: dict[str, Any]) -> t
                 pieces.append(piece)
         if event.get("usage"):
             usage = event["usage"]
-            answer.tokens = usage["completion_tokens"]
+            answer.tokens, answer.prompt = usage["completion_tokens"], usage["prompt_tokens"]
             answer.cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
     return answer, "".join(pieces)
 
 
-async def _count(port: int, path: str, crowd: _Crowd) -> None:
+async def _count(port: int, path: str, crowd: Crowd) -> None:
     """Has a server that tells no usage in streams count the tokens of its texts, when all is over."""
     async with Connection(port) as connection:
         for answer, text in zip(crowd.answers, crowd.texts, strict=True):

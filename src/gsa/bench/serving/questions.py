@@ -38,6 +38,12 @@ def opening(seed: int, number: int, tokens: int) -> list[dict[str, str]]:
     return [{"role": "user", "content": f"{text}\n\nWhat is this about?"}]
 
 
+def document(seed: int, number: int, tokens: int) -> str:
+    """A prompt of about so many tokens, which may be more than the book has; no two begin alike."""
+    chance = random.Random(f"document {seed} {number}")
+    return "\n\n".join(_excerpt(chance, round(500 * WORDS_OF_TOKENS)) for _ in range(max(tokens // 500, 1)))
+
+
 def second_turn(messages: list[dict[str, str]], answer: str) -> list[dict[str, str]]:
     """The conversation with its answer and a further question, told in full, as clients do."""
     return [*messages, {"role": "assistant", "content": answer}, {"role": "user", "content": "Who is in it?"}]

@@ -12,9 +12,14 @@ Row = dict[str, Any]
 
 
 def tables(report: dict[str, Any]) -> list[Table]:
-    """Servers beside their engines, servers beside others', and conversations; what holds for all of them stands
-    beneath the last."""
-    parts = (("load", load_table), ("rivals", rivals_table), ("chats", chats_table))
+    """Servers beside their engines, long prompts, servers beside others', and conversations; what holds for all of
+    them stands beneath the last."""
+    parts = (
+        ("load", load_table),
+        ("long_prompts", long_prompts_table),
+        ("rivals", rivals_table),
+        ("chats", chats_table),
+    )
     found = [make(report[name]) for name, make in parts if report[name]]
     found = found or [Table("Serving", [Column("nothing was measured", 0)], [])]
     left_out = [f"left out: {why}" for why in report["missing"]]
@@ -40,6 +45,22 @@ def load_table(rows: list[Row]) -> Table:
         *_errors(rows),
     ]
     return Table(_title(rows), columns, rows, notes)
+
+
+def long_prompts_table(rows: list[Row]) -> Table:
+    """How long others wait while a very long prompt is read."""
+    columns = [
+        _MODEL,
+        Column("tokens", "prompt_tokens", "{:,}"),
+        Column("seconds", "prompt_seconds", "{:.1f}"),
+        Column("between, before\np50 / p99 / longest", lambda row: _all_three(row["between_tokens"])),
+        Column("meanwhile\np50 / p99 / longest", lambda row: _all_three(row["between_tokens_meanwhile"])),
+    ]
+    notes = [
+        "seconds: to read the long prompt; between: ms from one event of another client to its next, before and "
+        "while it is read"
+    ]
+    return Table(f"{rows[0]['clients']} streaming clients beside a long prompt", columns, rows, notes)
 
 
 def rivals_table(rows: list[Row]) -> Table:
@@ -112,6 +133,11 @@ def _ms(seconds: float | None) -> str | None:
 
 def _both(times: dict[str, float | None]) -> str | None:
     return None if times["p50"] is None else f"{_ms(times['p50'])} / {_ms(times['p99'])}"
+
+
+def _all_three(times: dict[str, float | None]) -> str | None:
+    both = _both(times)
+    return None if both is None else f"{both} / {_ms(times['longest'])}"
 
 
 def _megabytes(row: Row) -> str | None:

@@ -34,10 +34,10 @@ def test_every_record_is_shown() -> None:
 
 def test_a_mark_is_replaced_by_tables_and_the_rest_stays(script: ModuleType, tmp_path: Path) -> None:
     base = {"pairs": 4, "length": 16}
-    settings = {"setting": "scaled", "base": base, "widths": [8], "without": [], "seeds": 2, "rates": [0.01]}
+    settings = {"setting": "scaled", "base": base, "widths": [8], "further": [], "seeds": 2, "rates": [0.01]}
     assert set(settings) <= {"setting", *vars(SETTINGS["scaled"])}
-    row = {"label": "GSA", "system": "gsa", "width": 8, "convolution": True, "state": 64, "lr": 0.01, "seconds": 3.0}
-    rows = [{**row, "accuracy": 0.75, "accuracies": [0.7, 0.8]}]
+    row = {"label": "GSA", "system": "gsa", "width": 8, "heads": 1, "slots": 4, "convolution": True, "variant": False}
+    rows = [{**row, "state": 64, "lr": 0.01, "seconds": 3.0, "accuracy": 0.75, "accuracies": [0.7, 0.8]}]
     record = {
         "experiment": "mqar",
         "command": "gsa paper mqar",
@@ -48,6 +48,6 @@ def test_a_mark_is_replaced_by_tables_and_the_rest_stays(script: ModuleType, tmp
     (tmp_path / "mqar.json").write_text(json.dumps(record))
     page = script.updated("before\n<!-- from mqar.json -->\nold\n<!-- to here -->\nafter\n", tmp_path)
     assert page.startswith("before\n<!-- from mqar.json -->\n\n`gsa paper mqar`, 2026-01-01:\n")
-    assert "| GSA | 64 | 75.0 | 70.0 | 80.0 | 0.01 | 3 |" in page
+    assert "| GSA | 1 | 4 | 64 | 75.0 | 70.0 | 80.0 | 0.01 | 3 |" in page
     assert "old" not in page
     assert page.endswith("<!-- to here -->\nafter\n")

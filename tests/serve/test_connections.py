@@ -1,22 +1,31 @@
-"""Connections on which nothing is asked: they end, and shut nobody out."""
+"""Connections on which nothing is asked, or read: they end, and shut nobody out."""
 
+import json
+import re
 import socket
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from threading import Event
 from urllib.parse import urlsplit
 
 import httpx2
 import pytest
 
 from gsa.serve import connections
-from gsa.serve.connections import most_connections
+from gsa.serve.connections import Connection, most_connections
 from tests.serve.live import Live, served
 
 
-def connected(live: Live) -> socket.socket:
+def connected(live: Live, buffer: int | None = None) -> socket.socket:
+    """A connection to a server; `buffer` bytes wait here at most until they are read."""
     address = urlsplit(live.address)
-    return socket.create_connection((address.hostname, address.port), timeout=30)
+    found = socket.socket()
+    if buffer is not None:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+    found.settimeout(30)
+    found.connect((address.hostname, address.port))
+    return found
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Slow: "])
@@ -53,6 +62,31 @@ def test_an_answer_may_take_longer_than_a_head(folder: Path, monkeypatch: pytest
 
         monkeypatch.setattr(live.serving.worker, "_step", slower)
         assert live.complete("Long", max_tokens=30)["usage"]["completion_tokens"] == 30
+
+
+def test_an_answer_that_nobody_reads_is_given_up(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of megabytes, so that it does not fit into what the system itself keeps for a reader."""
+    lost, ended = Connection.connection_lost, Event()
+
+    def connection_lost(self: Connection, exc: Exception | None) -> None:
+        lost(self, exc)
+        ended.set()
+
+    monkeypatch.setattr(connections, "READ_SECONDS", 0.2)
+    monkeypatch.setattr(Connection, "connection_lost", connection_lost)
+    with served(folder) as live, connected(live, buffer=4096) as reader:
+        asked = {"prompt": "a" * 40_000, "max_tokens": 1, "temperature": 0, "echo": True, "logprobs": 5}
+        body = json.dumps(asked).encode()
+        reader.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n")
+        reader.sendall(b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
+        assert ended.wait(60)
+        answer = reader.recv(2**16)
+        assert answer.startswith(b"HTTP/1.1 200 OK")
+        length = int(re.findall(rb"(?i)content-length: (\d+)", answer)[0])
+        with suppress(ConnectionError):
+            while more := reader.recv(2**20):
+                answer += more
+        assert len(answer) < length
 
 
 def test_silent_connections_shut_nobody_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

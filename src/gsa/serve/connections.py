@@ -1,4 +1,5 @@
-"""Connections: how many there may be, and how long one may take until the head of its request has come."""
+"""Connections: how many there may be, how long one may take until the head of its request has come, and how long until
+its client has read what was sent."""
 
 from __future__ import annotations
 
@@ -11,6 +12,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEAD_SECONDS = 10.0
 """Until all of a request's head has come; a client that has something to ask sends it at once."""
+READ_SECONDS = 120.0
+"""Until a client has read what waits to be sent, if that is more than the few ten thousand bytes that may wait."""
 FILES = 64
 """Open files that a server needs for itself."""
 FULL = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
@@ -28,7 +31,8 @@ def most_connections() -> int:
 
 
 class Connection(H11Protocol):
-    """A connection that is closed if the head of a request does not come soon, and sooner if there are too many.
+    """A connection that is closed if the head of a request does not come soon, and sooner if there are too many; and
+    one whose client does not read what it has asked for, and so holds an answer for ever.
 
     Where there are, the one makes room that has sent no request for longest: a client that asks is never shut out by
     those that do not.
@@ -40,6 +44,7 @@ class Connection(H11Protocol):
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
         self._timer: asyncio.TimerHandle | None = None
+        self._unread: asyncio.TimerHandle | None = None
         self._since = time.monotonic()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -52,7 +57,22 @@ class Connection(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_watching()
+        self._was_read()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._unread is None:
+            self._unread = self.loop.call_later(READ_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._was_read()
+        super().resume_writing()
+
+    def _was_read(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)

@@ -83,7 +83,12 @@ def test_a_hybrid(
     assert {share["name"] for share in found["recovered"]} <= {*names} - {"window 20", "slots alone"}
     gained = losses["window 28"][-1] - losses["student"][-1]
     assert [figure["value"] for figure in found["ahead"] if figure["begin"] == 128] == [pytest.approx(gained)]
-    assert {(cell["kind"], *cell["back"]) for cell in found["recall"]} == {("needle", 31, None), ("SQuAD", 31, None)}
+    assert {(cell["kind"], *cell["back"]) for cell in found["recall"]} == {
+        ("needle", 31, None),
+        ("pairs", 23, 30),
+        ("pairs", 31, None),
+        ("SQuAD", 31, None),
+    }
     assert {cell["model"] for cell in found["recall"]} == {"teacher", "window 20", "window 28", "student"}
     again = report.report_folder(tmp_path / "out", [str(path) for path in texts], text_tokens=302, questions=2)
     alone = report.report_folder(tmp_path / "out", [str(texts[0])], text_tokens=1, questions=0)
@@ -144,9 +149,15 @@ def test_answers_are_beyond_the_window(tmp_path: Path, monkeypatch: pytest.Monke
     data, book = DataFolder(tmp_path), pretrained.book()[:20000]
     found = questions_of(tokenizer, book, sizes, 6, data)
     assert [distance.name for distance in distances(sizes)] == ["205 to 264", "265 or more"]
-    assert [question.kind for question in found] == ["needle"] * 6
+    assert [question.kind for question in found] == ["needle"] * 6 + ["pairs"] * 6
     for distance in distances(sizes):
-        assert sum(distance.holds(question.back) for question in found) == 3
+        assert sum(distance.holds(question.back) for question in found) == 6
+    text = tokenizer.decode(found[-1].prompt)
+    *lines, asked = text.split("\n")
+    pairs = dict(line.split(":") for line in lines)
+    assert len({*pairs, *pairs.values()}) == 2 * len(lines)
+    assert pairs[asked.removesuffix(":")] == tokenizer.decode(found[-1].answer)
+    assert found[-1].back == len(text) - text.index(f" {pairs[asked.removesuffix(':')].strip()}")
     (question,) = (one for one in questions_of(tokenizer, book, Sizes(70, 4, 20), 6, data) if one.kind == "SQuAD")
     text = tokenizer.decode(question.prompt)
     assert text.endswith('\nQuestion: Who wrote it?\nThe answer in the text is "')

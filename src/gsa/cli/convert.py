@@ -60,7 +60,8 @@ def convert(
         text: With --verify, measure on this file or folder: text, .jsonl, .parquet, compressed or not. It should be
             nothing that was calibrated or trained on. May be given several times.
         text_tokens: About how many tokens of these texts are read, in pieces that lie far apart; 8192 by default.
-        questions: How many numbers are hidden in these texts and asked for; 16 by default, 0 for none.
+        questions: How many numbers are hidden in these texts and asked for, and how many words of pairs; 16 by
+            default, 0 for none.
         data: Folder with squad_dev_v1.1.json.gz; as many of its questions are asked, too.
         json: Print JSON instead of text.
     """

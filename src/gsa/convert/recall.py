@@ -1,6 +1,7 @@
 """Recall beyond the window: questions whose answers stand too far back to be seen exactly.
 
-Needles are numbers hidden in a book (`gsa probe needle`), SQuAD's are questions on a paragraph. An answer is written if
+Needles are numbers hidden in a book (`gsa probe needle`), pairs are words that stand beside others (`gsa probe mqar`),
+SQuAD's are questions on a paragraph. An answer is written if
 each of its tokens is the likeliest in its place, as greedy decoding would have it; nats are the loss of all of it.
 """
 
@@ -18,7 +19,7 @@ import torch
 from gsa.convert.audit import Sizes
 from gsa.errors import memory_errors
 from gsa.eval.local_data import DataFolder
-from gsa.eval.probes.material import sentences
+from gsa.eval.probes.material import sentences, words
 from gsa.eval.probes.needle import INTRODUCTION, NEEDLE, QUESTION, Hay
 from gsa.eval.progress import Progress
 from gsa.eval.reader import ReaderTokenizer
@@ -85,8 +86,9 @@ def distances(sizes: Sizes) -> list[Distance]:
 def questions_of(
     tokenizer: ReaderTokenizer, book: str, sizes: Sizes, count: int, data: DataFolder, seed: int = 0
 ) -> list[Question]:
-    """So many needles in a book, and as many questions of SQuAD if there is a folder of data."""
+    """So many needles in a book, as many pairs, and as many questions of SQuAD if there is a folder of data."""
     found = [*_taken(_needles(tokenizer, book, sizes, seed), sizes, count)]
+    found += _taken(_pairs(tokenizer, sizes, seed), sizes, count)
     if data.folder is not None:
         found += _taken(_squad(tokenizer, data, seed), sizes, count)
     return found
@@ -107,12 +109,30 @@ def _taken(questions: Iterator[Question], sizes: Sizes, count: int) -> Iterator[
 
 def _needles(tokenizer: ReaderTokenizer, book: str, sizes: Sizes, seed: int) -> Iterator[Question]:
     hay = Hay(tokenizer, sentences(book))
-    own = len(tokenizer.encode(INTRODUCTION + NEEDLE + QUESTION))
-    length = own + max(HAY, 3 * (sizes.near + sizes.slots) // 2)
+    length = len(tokenizer.encode(INTRODUCTION + NEEDLE + QUESTION)) + _beyond(sizes)
     for sample in range(SAMPLES):
         for depth in DEPTHS:
             prompt, value = hay.stack(length, depth, np.random.default_rng([seed, sample]))
             yield _question("needle", tokenizer, prompt, value, tokenizer.encode(f" {value}"))
+
+
+def _pairs(tokenizer: ReaderTokenizer, sizes: Sizes, seed: int) -> Iterator[Question]:
+    """Lines of "key: value", of words that stand once each, and then one of the keys."""
+    known = words()
+    for sample in range(SAMPLES):
+        chance = np.random.default_rng([seed, 1, sample])
+        drawn = [known[i] for i in chance.permutation(len(known)).tolist()]
+        lines = [f"{key}: {value}\n" for key, value in zip(drawn[::2], drawn[1::2], strict=True)]
+        count = min(-(-_beyond(sizes) // len(tokenizer.encode(lines[0]))), len(lines))
+        for asked in chance.permutation(count)[: len(DEPTHS)].tolist():
+            key, value = drawn[2 * asked : 2 * asked + 2]
+            prompt = tokenizer.encode(f"{''.join(lines[:count])}{key}:", special=True)
+            yield _question("pairs", tokenizer, prompt, f" {value}", tokenizer.encode(f" {value}"))
+
+
+def _beyond(sizes: Sizes) -> int:
+    """Tokens of a text in which answers at every distance have room."""
+    return max(HAY, 3 * (sizes.near + sizes.slots) // 2)
 
 
 def _squad(tokenizer: ReaderTokenizer, data: DataFolder, seed: int) -> Iterator[Question]:

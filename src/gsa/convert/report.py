@@ -81,8 +81,8 @@ def report_folder(
 ) -> Report:
     """A converted folder beside its source, on about so many tokens of texts that nothing was fitted to.
 
-    Recall is asked with so many needles hidden in these texts, and as many questions of SQuAD, if there is a folder of
-    `data` with its file.
+    Recall is asked with so many needles hidden in these texts, as many pairs of words, and as many questions of SQuAD,
+    if there is a folder of `data` with its file.
     """
     check_wanted(texts, text_tokens=text_tokens, questions=questions, data=data)
     place, squad = named(folder, "verify"), DataFolder(data)

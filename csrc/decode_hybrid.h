@@ -82,7 +82,7 @@ struct HybridAttention {
     const Turns& turns;
     CacheAttention cache;
     float *scores, *space;
-    int64_t first[GSA_MAX_COLUMNS + 1];  // parts before those of each token
+    int64_t first[GSA_MAX_TOKENS + 1];  // parts before those of each token
     int H, R, K, M;
     int64_t M16, K16, S16;
 

@@ -18,6 +18,7 @@ struct DecodeKernels;
 struct RowKernels;
 struct ConvolutionKernels;
 struct HybridKernels;
+struct DrawKernels;
 
 struct Isa {
     const char* name;
@@ -30,6 +31,7 @@ struct Isa {
     const RowKernels* rows;
     const ConvolutionKernels* convolution;
     const HybridKernels* hybrid;
+    const DrawKernels* draws;
 };
 
 const Isa& isa();  // the one in use

@@ -17,6 +17,7 @@ namespace gsa {
     extern const RowKernels row_kernels;                 \
     extern const ConvolutionKernels convolution_kernels; \
     extern const HybridKernels hybrid_kernels;           \
+    extern const DrawKernels draw_kernels;               \
     }
 GSA_DECLARE(baseline)
 #if GSA_X86
@@ -36,14 +37,15 @@ const Isa kIsas[] = {
                 __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
      },
      &avx512::operator_kernels, &avx512::linear_kernels, &avx512::matmul_kernels, &avx512::scan_kernels,
-     &avx512::decode_kernels, &avx512::row_kernels, &avx512::convolution_kernels, &avx512::hybrid_kernels},
+     &avx512::decode_kernels, &avx512::row_kernels, &avx512::convolution_kernels, &avx512::hybrid_kernels,
+     &avx512::draw_kernels},
     {"avx2", [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }, &avx2::operator_kernels,
      &avx2::linear_kernels, &avx2::matmul_kernels, &avx2::scan_kernels, &avx2::decode_kernels, &avx2::row_kernels,
-     &avx2::convolution_kernels, &avx2::hybrid_kernels},
+     &avx2::convolution_kernels, &avx2::hybrid_kernels, &avx2::draw_kernels},
 #endif
     {"baseline", [] { return true; }, &baseline::operator_kernels, &baseline::linear_kernels, &baseline::matmul_kernels,
      &baseline::scan_kernels, &baseline::decode_kernels, &baseline::row_kernels, &baseline::convolution_kernels,
-     &baseline::hybrid_kernels},
+     &baseline::hybrid_kernels, &baseline::draw_kernels},
 };
 
 std::atomic<const Isa*> chosen{nullptr};

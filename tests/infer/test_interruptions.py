@@ -178,7 +178,7 @@ def test_what_fails_for_one_request_fails_it_alone(what, error, monkeypatch):
         calls, original = count(), getattr(where, name)
         monkeypatch.setattr(where, name, lambda *given: failing(next(calls)) or original(*given))
     elif where == "sampler":
-        monkeypatch.setattr(one._scheduler._waiting[1].sampler, "penalised", fails)
+        monkeypatch.setattr(one._scheduler._waiting[1].sampler, "took", fails)
     else:
         before(one, where, monkeypatch, failing)
     finish(one)

@@ -198,7 +198,8 @@ def test_all_that_changes_scores_is_applied_in_the_order_that_is_told():
     )
     one, logits = sampler(settings, torch.tensor([5])), torch.zeros(40)
     logits[3] = 4.0
-    assert one.choose(logits) == 3
+    (choice,) = choose(logits[None], [one])
+    assert choice.id == 3
     assert float(one.penalised(logits)[3]) == 4.0 / 2.0 - 0.5 - 0.25 + 1.5
 
 

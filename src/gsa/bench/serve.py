@@ -10,7 +10,9 @@ from typing import Any
 
 from gsa.bench.arguments import listed, prepare, require_native
 from gsa.bench.serving.servers import MODELS, SHAPE, SMOL, TINY, Contender, LlamaCpp, Ours
+from gsa.errors import raised_by
 from gsa.extras import installed, lacks, require
+from gsa.sampling import Sampling
 from gsa.table import show
 
 Tick = Callable[[str], None]
@@ -32,6 +34,7 @@ class Plan:
     long_prompts: bool
     rivals: bool
     seed: int
+    temperature: float
     threads: int | None
     quick: bool
 
@@ -57,6 +60,7 @@ def serve(
     long_prompts: bool = True,
     rivals: bool = True,
     seed: int = 0,
+    temperature: float = 0.0,
     threads: int | None = None,
     quick: bool = False,
     json: bool = False,
@@ -83,6 +87,7 @@ def serve(
         long_prompts: Very long prompts among other requests, with the same models.
         rivals: llama.cpp's server, if it is installed.
         seed: Which pieces of the book are asked about.
+        temperature: What answers are drawn with, with top-p 0.95; at 0 the likeliest tokens are taken.
         threads: Threads of torch and of llama.cpp; by default torch's own choice, and a thread for each core.
         quick: 8 clients, 3 seconds, short conversations, a model of three layers: a minute, to see that it works.
         json: Print JSON instead of tables.
@@ -94,6 +99,8 @@ def serve(
     from gsa.bench.serving.tables import tables
 
     prepare("bench", json=json, markdown=markdown, threads=threads, clients=clients, seconds=seconds)
+    with raised_by("bench"):
+        Sampling(temperature=temperature)  # which refuses what cannot be
     plan = Plan(
         models=listed("models", models, MODELS, {"all": MODELS, "none": ()}),
         clients=clients or (8 if quick else 64),
@@ -102,6 +109,7 @@ def serve(
         long_prompts=long_prompts,
         rivals=rivals,
         seed=seed,
+        temperature=temperature,
         threads=threads,
         quick=quick,
     )
@@ -126,13 +134,16 @@ def measure(plan: Plan, tick: Tick) -> dict[str, Any]:
     with TemporaryDirectory(prefix="gsa-bench-") as place:
         folder = Path(place)
         known, family, rivals = contenders(plan, folder, tick)
-        load = Load(plan.clients, plan.seconds, plan.seed, plan.threads)
-        few = Load(min(plan.clients, RIVAL_CLIENTS), plan.seconds * RIVAL_SHARE, plan.seed, plan.threads)
+        load = Load(plan.clients, plan.seconds, plan.seed, plan.threads, plan.temperature)
+        few = Load(
+            min(plan.clients, RIVAL_CLIENTS), plan.seconds * RIVAL_SHARE, plan.seed, plan.threads, plan.temperature
+        )
         return {
             "threads": plan.threads or torch.get_num_threads(),
             "torch": torch.__version__,
             "isa": library.isa(),
             "seed": plan.seed,
+            "temperature": plan.temperature,
             "missing": missing,
             "load": [beside_engine(known[name], load, tick) for name in plan.models if name in known],
             "long_prompts": [

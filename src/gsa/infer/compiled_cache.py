@@ -15,7 +15,7 @@ from gsa.errors import GSAError
 from gsa.infer.compiled_parts import PADDING, Cached, Parts, padded
 from gsa.mixers.base import State
 from gsa.ops.memory import address
-from gsa.ops.native.structs import CACHE_BLOCK, MAX_COLUMNS, GsaBlock
+from gsa.ops.native.structs import CACHE_BLOCK, MAX_TOKENS, GsaBlock
 
 UNLIMITED = 1 << 62
 
@@ -30,7 +30,7 @@ class Cache:
     def __init__(self, layer: Parts, cached: Cached, places: int, positions: Tensor):
         heads, held = layer.block.heads, cached.held
         self.H, self.K, self._cached = int(heads.heads), int(heads.key_width), cached
-        self._most = UNLIMITED if held is None else _blocks(held + MAX_COLUMNS) * CACHE_BLOCK
+        self._most = UNLIMITED if held is None else _blocks(held + MAX_TOKENS) * CACHE_BLOCK
         self._positions = positions
         self._rings = [torch.empty(0, dtype=torch.float32, device="cpu")] * places
         self._where, self._capacities, self._begins = (c_void_p * places)(), (c_int64 * places)(), (c_int64 * places)()
@@ -58,7 +58,7 @@ class Cache:
         return {cached.keys: keys[None], cached.values: values[None]}
 
     def reserve(self, place: int, tokens: int) -> int:
-        """Makes room for so many tokens, of which at most 16 come at a time, and tells how many there is room for."""
+        """Makes room for so many tokens, at most MAX_TOKENS at a time; how many there is room for then."""
         position, count = self._held(place)
         needed = min(count + tokens, self._most)
         if needed > self._capacities[place]:

@@ -19,13 +19,13 @@ from gsa.infer.layers import InferenceEmbedding, InferenceLinear
 from gsa.infer.model import Model
 from gsa.infer.runner import Runner, Scores
 from gsa.models.state import ModelState
-from gsa.ops.linear import MAX_COLUMNS
 from gsa.ops.memory import address
 from gsa.ops.native import decode, library
+from gsa.ops.native.structs import MAX_TOKENS
 from gsa.ops.weights import DENSE
 
 SHORT_READ = 64
-"""Texts of up to so many tokens are read by the native engine, 16 tokens per call, for which it reads the weights once.
+"""Texts of up to so many tokens are read by the native engine, in one call, for which it reads the weights once.
 That is faster than the model's forward for so few. It computes what it computes for one token after the other, to the
 bit; a reading that is to be exact is always done so."""
 
@@ -47,6 +47,8 @@ def obstacle(model: Model, reading: str = "fast") -> str | None:
 
 class CompiledRunner(Runner):
     """The states of all places lie together, by layer, and the native engine changes them where they are."""
+
+    columns = MAX_TOKENS
 
     def __init__(self, model: Model, batch_size: int, reading: str = "fast"):
         super().__init__(model, batch_size, reading)
@@ -84,9 +86,9 @@ class CompiledRunner(Runner):
         own = States(self._layers, 1, self.model.init_state() if state is None else state)
         own.reserve(0, len(ids))
         decoder = self._decoder_of(own)
-        for begin in range(0, len(ids), MAX_COLUMNS):
-            some = ids[begin : begin + MAX_COLUMNS]
-            is_last = begin + MAX_COLUMNS >= len(ids)
+        for begin in range(0, len(ids), MAX_TOKENS):
+            some = ids[begin : begin + MAX_TOKENS]
+            is_last = begin + MAX_TOKENS >= len(ids)
             unscored = len(some) - is_last if scores is None else 0  # unless asked for, scores after the last alone
             logits = decoder.step(some, [0] * len(some), first=unscored)
             if scores is not None:

@@ -55,7 +55,7 @@ class States:
         self.put(place, self._empty)
 
     def reserve(self, place: int, tokens: int) -> None:
-        """Makes room for so many tokens, which come next, at most 16 at a time."""
+        """Makes room for so many tokens, which come next, in one call."""
         if not self._caches:
             return
         if self._room[place] < tokens:

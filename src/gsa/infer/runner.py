@@ -33,6 +33,8 @@ class Runner(ABC):
     def __init__(self, model: Model, batch_size: int, reading: str = "fast"):
         self.model, self.batch_size, self.exact = model, batch_size, reading == "exact"
 
+    columns = MAX_COLUMNS
+    """Sequences that `_step` takes at most."""
     exact: bool
     """Whether a state is a function of the tokens it has seen, to the bit: reading them in pieces of any length, and
     writing them one by one, comes to the same. Otherwise that depends on the pieces."""
@@ -74,11 +76,11 @@ class Runner(ABC):
     def step(self, ids: Sequence[int], places: Sequence[int]) -> Tensor:
         """Token ids[i] for the sequence in places[i]: scores of the next tokens [N, V]. No place comes twice."""
         assert len(ids) == len(places) == len(set(places)) > 0
-        if len(ids) <= MAX_COLUMNS:
+        if len(ids) <= self.columns:
             return self._step(ids, places)
-        groups = [slice(i, i + MAX_COLUMNS) for i in range(0, len(ids), MAX_COLUMNS)]
+        groups = [slice(i, i + self.columns) for i in range(0, len(ids), self.columns)]
         return torch.cat([self._step(ids[group], places[group]) for group in groups])
 
     @abstractmethod
     def _step(self, ids: Sequence[int], places: Sequence[int]) -> Tensor:
-        """`step` for at most 16 sequences."""
+        """`step` for at most `columns` sequences."""

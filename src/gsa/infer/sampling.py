@@ -9,11 +9,16 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from gsa.ops.native import library
+from gsa.ops.native.draws import draw
+from gsa.ops.native.structs import GsaDraw
 from gsa.sampling import Sampling
 
 HEAD = 256
@@ -33,21 +38,40 @@ class Choice:
     top: list[tuple[int, float]] | None
 
 
+class Known:
+    """Tokens whose scores are penalised, each once, with how often it has come out."""
+
+    def __init__(self, prompt: Tensor):
+        self.ids: NDArray[np.int64] = np.unique(prompt.numpy())
+        self.counts = np.zeros(len(self.ids))
+        self._places = {id_: place for place, id_ in enumerate(self.ids.tolist())}
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def add(self, token: int) -> None:
+        """Counts a token that came out."""
+        place = self._places.get(token, len(self))
+        if place == len(self.ids):  # there is no more room
+            more = max(64, place)
+            self.ids = np.concatenate([self.ids, np.zeros(more, np.int64)])
+            self.counts = np.concatenate([self.counts, np.zeros(more)])
+        self.ids[place] = token
+        self.counts[place] += 1
+        self._places[token] = place
+
+
 class Sampler:
     """Chooses the tokens of one request, whose prompt [T] is given."""
 
     def __init__(self, settings: Sampling, prompt: Tensor, vocab_size: int):
         self.settings = settings
         self._random = random.Random(os.urandom(16) if settings.seed is None else settings.seed)
-        self._seen: Tensor | None = None  # where [V] a token stands in the prompt or came out
-        self._counts: Tensor | None = None  # how often [V] each came out
-        if settings.repetition_penalty != 1:
-            self._seen = torch.zeros(vocab_size, dtype=torch.bool)
-            self._seen[prompt] = True
-        if settings.presence_penalty or settings.frequency_penalty:
-            self._counts = torch.zeros(vocab_size, dtype=torch.float64)
-        self._biased = torch.tensor([*settings.logit_bias], dtype=torch.int64)
-        self._bias = torch.tensor([*settings.logit_bias.values()], dtype=torch.float64)
+        repeats = settings.repetition_penalty != 1
+        self._known = Known(prompt if repeats else prompt[:0]) if _penalises(settings) else None
+        self._biased = np.array([*settings.logit_bias], np.int64)
+        self._bias = np.array([*settings.logit_bias.values()], np.float64)
+        self._draw: GsaDraw | None = None
 
     @property
     def plain(self) -> bool:
@@ -55,30 +79,58 @@ class Sampler:
         return self.settings.greedy and not self.settings.changes_scores
 
     def choose(self, logits: Tensor) -> int:
-        """A token by its scores [V], and the random numbers go on by one."""
+        """A token by its scores [V], computed with torch; `took` has to be told."""
         scores = self.penalised(logits)
-        if self.settings.greedy:
-            token = highest(scores)
-        else:
-            token = drawn(kept(scores, self.settings), self._random.random())
-        if self._seen is not None:
-            self._seen[token] = True
-        if self._counts is not None:
-            self._counts[token] += 1
-        return token
+        return highest(scores) if self.settings.greedy else drawn(kept(scores, self.settings), self._random.random())
+
+    def draw(self) -> GsaDraw:
+        """The same for the native engine, whose scores it has not got yet; it points to memory of this sampler."""
+        if self._draw is None:
+            self._draw = _draw_of(self.settings)
+            self._draw.biased, self._draw.biased_ids = len(self._biased), self._biased.ctypes.data
+            self._draw.biases = self._bias.ctypes.data
+        if self._known is not None:
+            self._draw.known, self._draw.known_ids = len(self._known), self._known.ids.ctypes.data
+            self._draw.counts = self._known.counts.ctypes.data
+        if not self.settings.greedy:
+            self._draw.chance = self._random.random()
+        return self._draw
+
+    def took(self, token: int) -> None:
+        """Notes what was chosen."""
+        if self._known is not None:
+            self._known.add(token)
 
     def penalised(self, logits: Tensor) -> Tensor:
         """The scores [V] in fp64, those of earlier tokens made worse, and all with their bias."""
-        scores = logits.double()
-        if self._seen is not None:
-            earlier, penalty = self._seen.nonzero()[:, 0], self.settings.repetition_penalty
-            was, limit = scores[earlier], torch.finfo(torch.float64).max
-            scores[earlier] = torch.where(was < 0, was * penalty, was / penalty).clamp(-limit, limit)
-        if self._counts is not None:
-            settings, came = self.settings, (self._counts > 0).double()
-            scores = scores - settings.presence_penalty * came - settings.frequency_penalty * self._counts
-        scores[self._biased] += self._bias
+        scores, settings = logits.double(), self.settings
+        if self._known is not None:
+            known = len(self._known)
+            ids, counts = torch.from_numpy(self._known.ids[:known]), torch.from_numpy(self._known.counts[:known])
+            was, penalty, limit = scores[ids], settings.repetition_penalty, torch.finfo(torch.float64).max
+            if penalty != 1:
+                was = torch.where(was < 0, was * penalty, was / penalty).clamp(-limit, limit)
+            came = torch.where(counts > 0, settings.presence_penalty, 0)
+            scores[ids] = was - came - settings.frequency_penalty * counts
+        scores[torch.from_numpy(self._biased)] += torch.from_numpy(self._bias)
         return scores
+
+
+def _penalises(settings: Sampling) -> bool:
+    return replace(settings, logit_bias={}).changes_scores
+
+
+def _draw_of(settings: Sampling) -> GsaDraw:
+    """How the native engine chooses by these settings."""
+    return GsaDraw(
+        temperature=settings.temperature,
+        top_k=settings.top_k,
+        top_p=settings.top_p,
+        min_p=settings.min_p,
+        repetition=settings.repetition_penalty,
+        presence=settings.presence_penalty,
+        frequency=settings.frequency_penalty,
+    )
 
 
 def choose(logits: Tensor, samplers: Sequence[Sampler]) -> list[Choice | Exception | None]:
@@ -88,17 +140,41 @@ def choose(logits: Tensor, samplers: Sequence[Sampler]) -> list[Choice | Excepti
     # A sum is much faster than looking at each, and is finite if and only if they are (short of overflow).
     finite = logits.sum(1).isfinite().tolist()
     likeliest = logits.max(1).indices.tolist() if any(sampler.plain for sampler in samplers) else []
+    tokens: dict[int, int | Exception] = {row: likeliest[row] for row, sampler in enumerate(samplers) if sampler.plain}
+    tokens |= _drawn(logits, {row: each for row, each in enumerate(samplers) if finite[row] and not each.plain})
     choices: list[Choice | Exception | None] = []
     for row, sampler in enumerate(samplers):
-        if not finite[row]:
-            choices.append(None)
+        token = tokens[row] if finite[row] else None
+        if not isinstance(token, int):
+            choices.append(token)
             continue
         try:
-            token = likeliest[row] if sampler.plain else sampler.choose(logits[row])
+            sampler.took(token)
             choices.append(described(token, logits[row], sampler.settings.logprobs))
         except COMPUTED as error:
             choices.append(error)
     return choices
+
+
+def _drawn(logits: Tensor, samplers: dict[int, Sampler]) -> dict[int, int | Exception]:
+    """What the samplers of some rows of the scores [N, V] choose, or their errors."""
+    compiled = logits.dtype == torch.float32 and library.unavailable(None) is None
+    found: dict[int, int | Exception] = {}
+    draws: dict[int, GsaDraw] = {}
+    for row, sampler in samplers.items():
+        try:
+            if compiled:
+                draws[row] = sampler.draw()
+            else:
+                found[row] = sampler.choose(logits[row])
+        except COMPUTED as error:
+            found[row] = error
+    rows = [*draws]
+    try:
+        scores = logits.contiguous() if len(rows) == len(logits) else logits[rows]
+        return found | dict(zip(rows, draw(scores, [*draws.values()]), strict=True))
+    except COMPUTED as error:
+        return found | dict.fromkeys(rows, error)
 
 
 def highest(scores: Tensor) -> int:

@@ -83,7 +83,7 @@ class Crowd:
                     self.texts.append(text)
 
     def _questions(self, number: int) -> Iterator[dict[str, Any]]:
-        return (question(self._setting["seed"], number, turn) for turn in count())
+        return (question(self._setting["seed"], number, turn, self._setting["temperature"]) for turn in count())
 
 
 async def answered(connection: Connection, path: str, body: dict[str, Any]) -> tuple[Answer, str]:

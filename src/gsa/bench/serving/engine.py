@@ -29,18 +29,19 @@ def run(setting: dict[str, Any]) -> dict[str, Any]:
     )
     begin = time.perf_counter() + setting["warm"]
     end = begin + setting["seconds"]
-    return summary(_written(texts, setting["seed"], setting["clients"], end), begin, end)
+    return summary(_written(texts, setting, end), begin, end)
 
 
-def _written(texts: TextEngine, seed: int, clients: int, end: float) -> list[Answer]:
+def _written(texts: TextEngine, setting: dict[str, Any], end: float) -> list[Answer]:
     """The answers that an engine begins until then."""
+    seed, clients, temperature = setting["seed"], setting["clients"], setting["temperature"]
     answers: list[Answer] = []
     live: dict[int, tuple[int, Answer, Generation]] = {}
     numbers = [count() for _ in range(clients)]
 
     def begin(client: int) -> None:
         answer = Answer(time.perf_counter())
-        generation = _submitted(texts, question(seed, client, next(numbers[client])))
+        generation = _submitted(texts, question(seed, client, next(numbers[client]), temperature))
         answers.append(answer)
         live[generation.id] = client, answer, generation
 
@@ -65,5 +66,5 @@ def _submitted(texts: TextEngine, body: dict[str, Any]) -> Generation:
     """A request as the server makes it of a body."""
     from gsa.sampling import Sampling
 
-    sampling = Sampling(max_tokens=body["max_tokens"], temperature=body["temperature"], stop=texts.ends)
+    sampling = Sampling(**{name: value for name, value in body.items() if name != "prompt"}, stop=texts.ends)
     return texts.engine.submit(texts.engine.prompt(texts.encode(body["prompt"])), sampling)

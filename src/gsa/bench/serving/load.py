@@ -22,6 +22,12 @@ class Load:
     seconds: float
     seed: int
     threads: int | None
+    temperature: float = 0.0
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """What questions follow from."""
+        return {"seed": self.seed, "temperature": self.temperature}
 
     @property
     def warm(self) -> float:
@@ -41,7 +47,7 @@ def of_clients(contender: Contender, load: Load, tick: Tick) -> dict[str, Any]:
     """What clients get of a server."""
     tick(f"{called(contender.about)}: {load.clients} clients for {load.seconds:g} seconds")
     with contender.served(places=load.clients, threads=load.threads) as server:
-        setting = {"clients": load.clients, "seconds": load.seconds, "warm": load.warm, "seed": load.seed}
+        setting = {"clients": load.clients, "seconds": load.seconds, "warm": load.warm, **load.asked}
         row = measured_alone("gsa.bench.serving.clients:ask", {**setting, **contender.clients(server)})
     return {**contender.about, "start_seconds": server.seconds, **row}
 
@@ -55,7 +61,7 @@ def _engine(contender: Ours, load: Load, tick: Tick) -> float:
         "clients": load.clients,
         "seconds": load.seconds * ENGINE_SHARE,
         "warm": load.warm,
-        "seed": load.seed,
+        **load.asked,
         "threads": load.threads,
         "cache_mb": CACHE_MB,
     }

@@ -25,7 +25,7 @@ def among_others(contender: Ours, load: Load, tick: Callable[[str], None], token
     clients = min(load.clients, CLIENTS)
     tick(f"{called(contender.about)}: prompts of {tokens:,} tokens, {clients} clients beside them")
     with contender.served(places=clients + 1, threads=load.threads) as server:
-        setting = {"clients": clients, "seconds": load.warm, "seed": load.seed, "tokens": tokens, "repeats": repeats}
+        setting = {"clients": clients, "seconds": load.warm, **load.asked, "tokens": tokens, "repeats": repeats}
         found = measured_alone("gsa.bench.serving.long_prompts:ask", {**setting, **contender.clients(server)})
     return {**contender.about, "clients": clients, **found}
 

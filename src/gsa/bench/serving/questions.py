@@ -9,6 +9,8 @@ from typing import Any
 PROMPT_WORDS = (8, 96)
 ANSWER_TOKENS = (32, 128)
 """The shortest and the longest; all between are equally likely."""
+TOP_P = 0.95
+"""Where answers are drawn."""
 WORDS_OF_TOKENS = 0.74
 """Words of the book for a token of SmolLM2."""
 
@@ -25,11 +27,13 @@ def _excerpt(chance: random.Random, words: int) -> str:
     return " ".join(_words()[begin : begin + words])
 
 
-def question(seed: int, client: int, number: int) -> dict[str, Any]:
-    """The body of one request of a client; the likeliest tokens are taken, so that each has one right answer."""
+def question(seed: int, client: int, number: int, temperature: float = 0.0) -> dict[str, Any]:
+    """The body of one request of a client. Without a temperature the likeliest tokens are taken; in any case there is
+    one right answer."""
     chance = random.Random(f"{seed} {client} {number}")
     prompt = _excerpt(chance, chance.randint(*PROMPT_WORDS))
-    return {"prompt": prompt, "max_tokens": chance.randint(*ANSWER_TOKENS), "temperature": 0}
+    body = {"prompt": prompt, "max_tokens": chance.randint(*ANSWER_TOKENS), "temperature": temperature}
+    return body if temperature == 0 else {**body, "top_p": TOP_P, "seed": chance.getrandbits(31)}
 
 
 def opening(seed: int, number: int, tokens: int) -> list[dict[str, str]]:

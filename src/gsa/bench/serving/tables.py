@@ -23,7 +23,8 @@ def tables(report: dict[str, Any]) -> list[Table]:
     found = [make(report[name]) for name, make in parts if report[name]]
     found = found or [Table("Serving", [Column("nothing was measured", 0)], [])]
     left_out = [f"left out: {why}" for why in report["missing"]]
-    machine = f"{report['threads']} threads, {report['isa']}, torch {report['torch']}"
+    drawn = f"temperature {report['temperature']:g}, " if report["temperature"] else ""
+    machine = f"{drawn}{report['threads']} threads, {report['isa']}, torch {report['torch']}"
     return [*found[:-1], replace(found[-1], notes=[*found[-1].notes, *left_out, machine])]
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gsa.ops.memory import address
+from gsa.ops.native import results
 from gsa.ops.native.library import check_memory, library
 from gsa.ops.native.structs import ACTIVATION_CODES, GsaBlock, GsaDecoder
 from gsa.ops.weights import PackedWeight
@@ -71,7 +72,7 @@ class Decoder:
         """
         count = len(ids)
         numbers = c_int64 * count
-        logits = _empty(count - first, self.vocabulary)
+        logits = results.empty((count - first, self.vocabulary), torch.float32)
         room, threads = address("logits", logits), torch.get_num_threads()
         code = self._run(self._address, numbers(*ids), numbers(*state_of), count, first, room, threads)
         check_memory(code, "decode")

@@ -20,7 +20,7 @@ from gsa.ops import native
 from gsa.ops.forks import has_gnu_openmp
 from gsa.ops.native import structs
 
-ABI = 11
+ABI = 12
 """Of csrc/native.h: a library with another number is a leftover of another version."""
 
 _FUNCTIONS = (
@@ -43,6 +43,7 @@ _FUNCTIONS = (
     "gsa_selective_scan",
     "gsa_rows",
     "gsa_cross_entropy",
+    "gsa_draw",
     "gsa_convolution",
     "gsa_matvec",
     "gsa_has_unit",

@@ -21,7 +21,9 @@ SCAN_CHUNK, SCAN_PADDING = 64, 16
 BLOCK_ROWS, BLOCK_COLUMNS = 16, 32
 """Of a block of quantised weights."""
 MAX_COLUMNS = 16
-"""Columns of activations in one call of matrix-vector products, and tokens in one of decoding."""
+"""Columns of activations in one call of matrix-vector products."""
+MAX_TOKENS = 64
+"""Tokens in one call of decoding, for which weights are read once."""
 
 STATUS_CODES = {"done": 0, "no_memory": 1, "bad_gates": 2}
 """What the functions of the operator return."""
@@ -169,6 +171,18 @@ class GsaCrossEntropy(Structure):
         *_fields(c_int32, "threads wide gradient"),
         ("logits", GsaTensor),
         *_fields(c_void_p, "labels losses"),
+    ]
+
+
+class GsaDraw(Structure):
+    _fields_ = [
+        ("logits", c_void_p),
+        *_fields(c_double, "temperature top_p min_p chance repetition presence frequency"),
+        *_fields(c_int64, "top_k known"),
+        *_fields(c_void_p, "known_ids counts"),
+        ("biased", c_int64),
+        *_fields(c_void_p, "biased_ids biases"),
+        ("token", c_int64),
     ]
 
 
@@ -324,6 +338,7 @@ STRUCTURES = (
     GsaSelectiveScan,
     GsaRows,
     GsaCrossEntropy,
+    GsaDraw,
     GsaConvolution,
     GsaMatrix,
     GsaStepConvolution,
@@ -351,6 +366,7 @@ def expected() -> dict[str, int]:
         "BLOCK_ROWS": BLOCK_ROWS,
         "BLOCK_COLUMNS": BLOCK_COLUMNS,
         "MAX_COLUMNS": MAX_COLUMNS,
+        "MAX_TOKENS": MAX_TOKENS,
         "CACHE_BLOCK": CACHE_BLOCK,
         "MEMORY_BLOCK": MEMORY_BLOCK,
     }

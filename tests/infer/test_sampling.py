@@ -224,6 +224,30 @@ def test_a_seed_decides_and_without_one_each_request_differs():
     assert draws(free) != draws(free)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"temperature": 0},
+        {"top_k": 5, "min_p": 0.01},
+        {"temperature": 1.7, "top_p": 1.0, "repetition_penalty": 1.3},
+        {"presence_penalty": 0.7, "frequency_penalty": 0.2, "logit_bias": {3: 2.0, 4: -1.0}},
+    ],
+    ids=str,
+)
+def test_the_tokens_are_the_same_without_the_native_engine(settings, monkeypatch):
+    logits = torch.randn(60, 5, 700) * 3
+    sampling = [Sampling(**{"seed": i, **settings}) for i in range(5)]
+
+    def said() -> list[list[int]]:
+        each = [sampler(one, torch.arange(9), vocabulary=700) for one in sampling]
+        return [[choice.id for choice in choose(scores, each)] for scores in logits]
+
+    compiled = said()
+    monkeypatch.setattr("gsa.infer.sampling.library.unavailable", lambda _: "it is away")
+    assert said() == compiled
+
+
 def test_a_choice_does_not_depend_on_the_others():
     logits = torch.randn(9, 40) * 3
     kinds = [

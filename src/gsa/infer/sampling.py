@@ -170,6 +170,8 @@ def _drawn(logits: Tensor, samplers: dict[int, Sampler]) -> dict[int, int | Exce
         except COMPUTED as error:
             found[row] = error
     rows = [*draws]
+    if not rows:
+        return found
     try:
         scores = logits.contiguous() if len(rows) == len(logits) else logits[rows]
         return found | dict(zip(rows, draw(scores, [*draws.values()]), strict=True))

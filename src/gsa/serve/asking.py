@@ -59,6 +59,8 @@ class Asking:
             self._metrics.answers.labels("cancelled").inc(self._left)
             for answer in self._answers:
                 self._worker.cancel(answer)
+        for answer in self._answers:
+            self._worker.forget(answer)
 
     async def batches(self, patience: float = PING_SECONDS) -> AsyncGenerator[list[tuple[int, Piece]], None]:
         """The pieces of all answers as they come, each with the number of its answer; all that there are at a time, so

@@ -28,7 +28,9 @@ class Answer:
     """One answer on its way. `start` submits it to the engine; its events go to `tell`, in the event loop."""
 
     def __init__(self, start: Callable[[], Writing], tell: Callable[[Event], None]) -> None:
-        self.start, self.tell = start, tell
+        self.start: Callable[[], Writing] | None = start
+        """Until it was submitted: what it holds is of no use then, a prompt with its state among it."""
+        self.tell = tell
         self.writing: Writing | None = None
         """Once it was submitted."""
         self.urgent = True
@@ -104,6 +106,10 @@ class Worker:
                 continue
             self._commands.put(lambda answer=answer: self._begin(answer))  # type: ignore[misc]
 
+    def forget(self, answer: Answer) -> None:
+        """Tells nobody of it any more: who listened can go, without waiting for Python's collector."""
+        answer.tell = lambda _: None
+
     def cancel(self, answer: Answer) -> None:
         """Ends an answer, if it is not done."""
         self._commands.put(lambda: self._cancel(answer))
@@ -162,10 +168,12 @@ class Worker:
 
     def _begin(self, answer: Answer) -> None:
         self._live.append(answer)
+        start, answer.start = answer.start, None
+        assert start is not None
         try:
             if self.failure is not None:
                 raise EngineFailed(f"the engine has failed: {self.failure}")
-            answer.writing = answer.start()
+            answer.writing = start()
         except GSAError as error:
             self._done(answer, error)
         except Exception as error:

@@ -13,8 +13,8 @@ namespace {
 struct Tokens {
     int count = 0, sequences = 0;
     const int64_t* state_of = nullptr;  // [count]
-    int starts[GSA_MAX_TOKENS + 1];    // [sequences + 1], the first token of each sequence, and the end
-    int earlier[GSA_MAX_TOKENS];       // [count], tokens of the same sequence before it
+    int starts[GSA_MAX_TOKENS + 1];     // [sequences + 1], the first token of each sequence, and the end
+    int earlier[GSA_MAX_TOKENS];        // [count], tokens of the same sequence before it
     float* features = nullptr;          // [count, stride]
     int64_t stride = 0;
 

@@ -75,7 +75,7 @@ def serve(
     one, and of a second one after the server was started again. Prompts of 100,000 tokens, and how long four other
     clients wait for their next token while such a prompt is read. And the same requests and conversations by
     llama.cpp's server with SmolLM2, if that is installed, beside the same model converted (gsa-smol) and one of its
-    shape. Nothing else should run meanwhile. Takes about 40 minutes.
+    shape. Nothing else should run meanwhile. Takes about an hour.
 
     Args:
         clients: Clients that ask at the same time, and places of the server; 64 by default. Where servers are compared

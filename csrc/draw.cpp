@@ -136,8 +136,8 @@ struct Row {
         return count;
     }
 
-    // The lowest score that top-k leaves, that is, the k-th highest of all. Of the groups' highest scores k are at least
-    // as high as the k-th highest of these, so that is a lower bound: what is below it is not looked at.
+    // The lowest score that top-k leaves, that is, the k-th highest of all. Of the groups' highest scores k are at
+    // least as high as the k-th highest of these, so that is a lower bound: what is below it is not looked at.
     double limit_of_top_k() {
         const auto one = [](const Entry&) { return 1.0; };
         const double needed = static_cast<double>(call.top_k);

@@ -222,7 +222,7 @@ def test_the_error_of_a_signal_handler_reaches_who_called():
             one.generate(PROMPTS, SHORT)
 
     for _ in range(10):
-        with signals(late, 0.002), pytest.raises(TimeoutError, match="too late"):
+        with pytest.raises(TimeoutError, match="too late"), signals(late, 0.002):
             use()
     check_usable(one)
 

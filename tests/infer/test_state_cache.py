@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -60,6 +61,24 @@ def test_a_state_larger_than_all_room_is_not_kept_and_removes_nothing():
     cache.put("", state(9, b"b", numbers=91))
     assert cache.lengths() == [1]
     assert cache.get("", b"a" * 32, 1)
+
+
+def test_what_an_interruption_leaves_is_counted(monkeypatch: pytest.MonkeyPatch):
+    class Interrupted(OrderedDict[tuple[str, str], object]):
+        def popitem(self, last: bool = True) -> object:
+            raise KeyboardInterrupt
+
+    cache = StateCache(800)
+    for name in (b"a", b"b"):
+        cache.put("", state(1, name))
+    with monkeypatch.context() as patch:
+        patch.setattr(cache, "_held", Interrupted(cache._held))
+        with pytest.raises(KeyboardInterrupt):
+            cache.put("", state(2, b"c"))
+        assert (cache.nbytes, cache.lengths()) == (1200, [2, 1])
+    assert (cache.nbytes, cache.lengths()) == (800, [1])
+    cache.put("", state(3, b"d"))
+    assert (len(cache), cache.nbytes, cache.lengths()) == (2, 800, [3, 1])
 
 
 def test_scopes_are_apart():

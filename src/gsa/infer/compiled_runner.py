@@ -5,14 +5,16 @@ Long texts are read by the model's own forward.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from threading import Lock
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from gsa.errors import GSAError
-from gsa.infer.compiled_layers import described
+from gsa.infer.compiled_layers import Layer, described
 from gsa.infer.compiled_parts import packed_weight
 from gsa.infer.compiled_states import States
 from gsa.infer.layers import InferenceEmbedding, InferenceLinear
@@ -28,6 +30,9 @@ SHORT_READ = 64
 """Texts of up to so many tokens are read by the native engine, in one call, for which it reads the weights once.
 That is faster than the model's forward for so few. It computes what it computes for one token after the other, to the
 bit; a reading that is to be exact is always done so."""
+
+SPARE = 2
+"""So many of them are kept for texts to come: to make one anew takes as long as a few tokens of a small model."""
 
 
 def obstacle(model: Model, reading: str = "fast") -> str | None:
@@ -45,6 +50,14 @@ def obstacle(model: Model, reading: str = "fast") -> str | None:
     return None
 
 
+class _Alone(NamedTuple):
+    """Memory for one sequence."""
+
+    layers: Sequence[Layer]
+    states: States
+    decoder: decode.Decoder
+
+
 class CompiledRunner(Runner):
     """The states of all places lie together, by layer, and the native engine changes them where they are."""
 
@@ -56,6 +69,7 @@ class CompiledRunner(Runner):
         self._addresses, self._layers = self._look(), described(model.lm.model)
         self._states = States(self._layers, batch_size, model.init_state())
         self._decoder = self._decoder_of(self._states)
+        self._spare: deque[_Alone] = deque(maxlen=SPARE)  # memory of texts that were read, for the next ones
 
     def put(self, place: int, state: ModelState) -> None:
         self._follow_weights()
@@ -83,9 +97,9 @@ class CompiledRunner(Runner):
         """By the native engine, on a state of its own, so that nothing is shared with other threads that read."""
         self._check_ids(ids)
         self._follow_weights()
-        own = States(self._layers, 1, self.model.init_state() if state is None else state)
+        alone = self._alone(self._states.empty if state is None else state)
+        own, decoder = alone.states, alone.decoder
         own.reserve(0, len(ids))
-        decoder = self._decoder_of(own)
         for begin in range(0, len(ids), MAX_TOKENS):
             some = ids[begin : begin + MAX_TOKENS]
             is_last = begin + MAX_TOKENS >= len(ids)
@@ -93,7 +107,23 @@ class CompiledRunner(Runner):
             logits = decoder.step(some, [0] * len(some), first=unscored)
             if scores is not None:
                 scores(logits)
-        return logits[-1].clone(), own.take(0)  # no view, which would keep the scores of other tokens in memory
+        after = own.take(0)
+        if not own.grows:
+            self._spare.append(alone)
+        return logits[-1].clone(), after  # no view, which would keep the scores of other tokens in memory
+
+    def _alone(self, state: ModelState) -> _Alone:
+        """Memory for one sequence with its state, and the decoder that changes it; it is the caller's alone."""
+        layers = self._layers
+        while True:
+            try:
+                alone = self._spare.pop()  # one operation: several threads may read
+            except IndexError:
+                states = States(layers, 1, state)
+                return _Alone(layers, states, self._decoder_of(states))
+            if alone.layers is layers:  # weights have not moved since
+                alone.states.put(0, state)
+                return alone
 
     def _check_ids(self, ids: Sequence[int]) -> None:
         assert all(0 <= id_ < self.model.vocab_size for id_ in ids)

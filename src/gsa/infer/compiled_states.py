@@ -25,11 +25,17 @@ class States:
     def __init__(self, layers: Sequence[Layer], places: int, empty: ModelState):
         with torch.inference_mode(False):  # tensors made in inference mode could not be written to outside of it
             self._layers = [LayerStates(layer, places) for layer in layers]
-        self._empty = empty
+        self.empty = empty
+        """What no token has changed yet."""
         self._caches = [layer.cache for layer in self._layers if layer.cache is not None]
         self._room = [0] * places  # tokens for which the caches of a place have room
         for place in range(places):
             self.clear(place)
+
+    @property
+    def grows(self) -> bool:
+        """Whether a place takes more memory, the more it has read."""
+        return bool(self._caches)
 
     def blocks(self) -> list[GsaBlock]:
         """The layers as the native engine takes them, over these states, which must outlive them."""
@@ -52,7 +58,7 @@ class States:
 
     def clear(self, place: int) -> None:
         """The place as it was at first."""
-        self.put(place, self._empty)
+        self.put(place, self.empty)
 
     def reserve(self, place: int, tokens: int) -> None:
         """Makes room for so many tokens, which come next, in one call."""

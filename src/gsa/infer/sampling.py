@@ -66,17 +66,14 @@ class Sampler:
 
     def __init__(self, settings: Sampling, prompt: Tensor, vocab_size: int):
         self.settings = settings
+        self.plain = settings.greedy and not settings.changes_scores
+        """Whether it just takes the highest score."""
         self._random = random.Random(os.urandom(16) if settings.seed is None else settings.seed)
         repeats = settings.repetition_penalty != 1
         self._known = Known(prompt if repeats else prompt[:0]) if _penalises(settings) else None
         self._biased = np.array([*settings.logit_bias], np.int64)
         self._bias = np.array([*settings.logit_bias.values()], np.float64)
         self._draw: GsaDraw | None = None
-
-    @property
-    def plain(self) -> bool:
-        """Whether it just takes the highest score."""
-        return self.settings.greedy and not self.settings.changes_scores
 
     def choose(self, logits: Tensor) -> int:
         """A token by its scores [V], computed with torch; `took` has to be told."""

@@ -3,7 +3,7 @@ folder if wanted."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +38,22 @@ class _Held(NamedTuple):
     nbytes: int
 
 
+class _Sums(NamedTuple):
+    """Of all states in memory, which may be thousands: too many to add up for every prompt."""
+
+    nbytes: int
+    lengths: Counter[int]
+    """How many states have read so many tokens."""
+
+    def changed(self, held: _Held, by: int) -> _Sums:
+        """With a state more (1) or less (-1)."""
+        tokens = held.state.tokens
+        self.lengths[tokens] += by
+        if not self.lengths[tokens]:
+            del self.lengths[tokens]
+        return _Sums(self.nbytes + by * held.nbytes, self.lengths)
+
+
 class StateCache:
     """States of so many bytes in all; the least recently used ones make room. Whoever goes on from one must not change
     it. One thread at a time may use it, and any number may ask for a report.
@@ -50,6 +66,7 @@ class StateCache:
         self.version = 0
         """Grows with every state that is put."""
         self._held: OrderedDict[Key, _Held] = OrderedDict()
+        self._sums: _Sums | None = None  # while states change, so that an interruption leaves no wrong ones
         self._hits = self._misses = self._reused = self._evictions = 0
         self._disk: StateDir | None = None
 
@@ -69,12 +86,18 @@ class StateCache:
     @property
     def nbytes(self) -> int:
         """Bytes of all states in memory."""
-        return sum(held.nbytes for held in list(self._held.values()))
+        sums = self._sums
+        return sums.nbytes if sums is not None else self._added_up().nbytes
 
     def lengths(self) -> list[int]:
         """How many tokens the states have read, the most first."""
         on_disk = set() if self._disk is None else self._disk.lengths()
-        return sorted({held.state.tokens for held in self._held.values()} | on_disk, reverse=True)
+        sums = self._sums or self._added_up()
+        return sorted(sums.lengths.keys() | on_disk, reverse=True)
+
+    def _added_up(self) -> _Sums:
+        held = list(self._held.values())  # at once: another thread may change it
+        return _Sums(sum(each.nbytes for each in held), Counter(each.state.tokens for each in held))
 
     def get(self, scope: str, digest: bytes, tokens: int) -> State | None:
         """The state after so many tokens with this TokenHash, if it is known."""
@@ -101,14 +124,19 @@ class StateCache:
             self._disk.put(key)
 
     def _hold(self, key: Key, state: State) -> None:
-        if state.nbytes > self.limit:
+        new = _Held(state, state.nbytes)
+        if new.nbytes > self.limit:
             return
-        self._held[key] = _Held(state, state.nbytes)
-        self._held.move_to_end(key)
-        excess = self.nbytes - self.limit
-        while excess > 0:
-            excess -= self._held.popitem(last=False)[1].nbytes
+        sums, self._sums = self._sums or self._added_up(), None
+        old = self._held.pop(key, None)
+        if old is not None:
+            sums = sums.changed(old, -1)
+        self._held[key] = new
+        sums = sums.changed(new, 1)
+        while sums.nbytes > self.limit:
+            sums = sums.changed(self._held.popitem(last=False)[1], -1)
             self._evictions += 1
+        self._sums = sums
 
     def reused(self, tokens: int) -> None:
         """Counts a prompt that went on from a state, and how many tokens that saved."""

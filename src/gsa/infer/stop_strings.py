@@ -30,6 +30,8 @@ class StopStrings:
 
     def add(self, text: str) -> tuple[str, bool]:
         """The text to show, and whether a stop string was found, which is not shown."""
+        if not self._stops:
+            return text, False
         held = self._held + text
         found = [(start + len(stop), start) for stop in self._stops if (start := held.find(stop)) >= 0]
         if found:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,7 +28,8 @@ def test_the_command_writes_tables_a_picture_and_all_numbers(
     printed = capsys.readouterr().out
     for words in ("Training, tokens a second", "32 x 2", "Memory of a training step, 64 tokens", "no recomputation"):
         assert words in printed
-    assert {file.name for file in (tmp_path / "out").iterdir()} == {f"efficiency.{k}" for k in ("json", "svg", "png")}
+    files = {file.name for file in (tmp_path / "out").iterdir()}
+    assert files == {"cells", *(f"efficiency.{k}" for k in ("json", "svg", "png"))}
     record = json.loads((tmp_path / "out" / "efficiency.json").read_text())
     trained = {(row["system"], row["length"], row["batch_size"]) for row in record["training"]}
     assert trained == {(s, n, 64 // n) for s in ("xfmr", "gsa", NO_RECOMPUTATION) for n in (32, 64)}
@@ -35,6 +37,31 @@ def test_the_command_writes_tables_a_picture_and_all_numbers(
     assert {row["runner"] for row in record["decoding"]} == {"CompiledRunner"}
     seconds = {(row["system"], row["decoded"]): row["seconds"] for row in record["decoding"]}
     assert seconds["gsa", 5] > seconds["gsa", 3] > 0
+
+
+def test_what_was_measured_before_a_stop_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "QUICK", TINY)
+    monkeypatch.setattr("gsa.bench.memory.measured_alone", lambda task, setting: {"peak": 2**30})
+    begun: list[str] = []
+    for part in ("training", "memory", "decoding"):
+        measure = getattr(module, part)
+
+        def counted(*args: Any, part: str = part, measure: Any = measure) -> Any:
+            begun.append(part)
+            if part == "decoding" and begun.count(part) == 1:
+                raise KeyboardInterrupt
+            return measure(*args)
+
+        monkeypatch.setattr(module, part, counted)
+    options: Any = {"out": str(tmp_path / "out"), "systems": "xfmr,retnet", "quick": True, "device": "cpu"}
+    with pytest.raises(KeyboardInterrupt):
+        efficiency(**options)
+    measured = ["training", "training", "memory", "memory", "decoding"]
+    assert begun == measured
+    efficiency(**options)
+    assert begun == [*measured, "decoding"]  # which was not finished
+    efficiency(**options)
+    assert begun == [*measured, "decoding"]
 
 
 def test_the_papers_order_of_decoding_is_by_state() -> None:

@@ -1,4 +1,5 @@
-"""Cells of a grid: runs that do not depend on each other, in several processes of one thread each.
+"""Cells of a grid: runs that do not depend on each other, in several processes of one thread each, or, where time is
+what is measured, one after the other in this process.
 
 Each cell's result is a file of its own as soon as it is there. The same command goes on with the cells that are
 missing.
@@ -71,6 +72,17 @@ def run_cells(
     return [found[cell.file] for cell in cells]
 
 
+def kept(cell: Cell, compute: Compute, folder: Path) -> Result:
+    """The result of one cell that has the machine and all threads of this process to itself."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder, "paper"):
+        result = _read(folder / cell.file, cell)
+        if result is None:
+            result = _timed(compute, cell.settings)
+            _write(folder / cell.file, result)
+    return result
+
+
 def _compute(
     cells: Sequence[Cell],
     compute: Compute,
@@ -95,8 +107,7 @@ def _compute(
                     f"paper: the process that computed {cell.name} or one beside it was killed; is there enough "
                     "memory? The same command goes on with what is missing"
                 ) from None
-            with written(folder / cell.file) as place:
-                place.write_text(json.dumps(result, indent=1) + "\n")
+            _write(folder / cell.file, result)
             found[cell.file] = result
             left = (time.monotonic() - began) / number * (len(cells) - number)
             words = told(result)
@@ -125,6 +136,11 @@ def _timed(compute: Compute, settings: dict[str, Any]) -> Result:
     began = time.perf_counter()
     result = compute(settings)
     return {**result, "settings": settings, "seconds": round(time.perf_counter() - began, 1)}
+
+
+def _write(path: Path, result: Result) -> None:
+    with written(path) as place:
+        place.write_text(json.dumps(result, indent=1) + "\n")
 
 
 def _read(path: Path, cell: Cell) -> Result | None:

@@ -12,8 +12,9 @@ from gsa.bench.arguments import listed, listed_numbers
 from gsa.console import tell
 from gsa.devices import check_device, find_device
 from gsa.errors import GSAError
+from gsa.paper.cells import Cell, kept
 from gsa.paper.efficiency_report import efficiency_picture, efficiency_tables
-from gsa.paper.record import folder_of, save_record
+from gsa.paper.record import folder_of, machine, save_record
 from gsa.table import show
 from gsa.threads import use_threads
 
@@ -64,10 +65,10 @@ def efficiency(
     Training: a step (forward, backward, AdamW) on as many tokens as the longest sequence has, cut into shorter ones or
     not. Memory: the most that a process holds for model, optimiser and such a step. Decoding: one sequence behind a
     prompt, with the step of every system compiled on a CPU. All systems take turns. The machine should have nothing
-    else to do; it takes about half an hour on two cores.
+    else to do; it takes about half an hour on two cores. After Ctrl-C the same command goes on with what is missing.
 
     Args:
-        out: Folder for results: efficiency.json, and a picture as SVG and PNG.
+        out: Folder for results: efficiency.json, a picture as SVG and PNG, and a file for every part.
         systems: Systems with commas between, or all: xfmr, mamba, retnet, gla, hgrn2, gsa.
         size: Of the presets: small (30M parameters) by default; the paper's is 1.3b, for a GPU.
         lengths: Lengths of sequences in training, with commas between.
@@ -101,19 +102,31 @@ def efficiency(
     where = find_device(device, "paper")
     use_threads(threads)
     folder = folder_of(out)
-    found = {
-        "training": training(chosen, sizes, where),
-        "memory": memory(chosen, sizes, where),
-        "decoding": decoding(chosen, sizes, where),
-    }
     settings = {
         "systems": chosen,
         "size": sizes.size,
-        "lengths": sizes.lengths,
+        "lengths": list(sizes.lengths),
         "prompt": sizes.prompt,
-        "decoded": sizes.decoded,
+        "decoded": list(sizes.decoded),
         "device": where.type if where.type == "cpu" else torch.cuda.get_device_name(where),
         "threads": torch.get_num_threads(),
+    }
+
+    def rows(name: str, measure: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
+        """What is measured in one go, so that it is of one machine in one state; or what an earlier call measured."""
+        cell = Cell(name, {"part": name, **settings, "machine": machine()})
+        result: list[dict[str, Any]] = kept(cell, lambda _: {"rows": measure()}, folder / "cells")["rows"]
+        return result
+
+    trained = [
+        rows(f"training steps of {length} tokens", partial(training, chosen, sizes, length, where))
+        for length in sizes.lengths
+    ]
+    held = [rows(f"memory of {name}", partial(memory, name, sizes, where)) for name in _variants(chosen)]
+    found = {
+        "training": [row for part in trained for row in part],
+        "memory": [row for part in held for row in part],
+        "decoding": rows("decoding", partial(decoding, chosen, sizes, where)),
     }
     record = save_record(folder / "efficiency.json", "efficiency", settings, **found)
     efficiency_picture(record, folder / "efficiency")
@@ -146,53 +159,46 @@ def _precision(device: torch.device) -> str:
     return automatic(device)
 
 
-def training(systems: list[str], sizes: Sizes, device: torch.device) -> list[dict[str, Any]]:
-    """Tokens a second of every system and length."""
+def training(systems: list[str], sizes: Sizes, length: int, device: torch.device) -> list[dict[str, Any]]:
+    """Tokens a second of every system at one length."""
     from gsa.bench.timing import gpu_clock, race, wall_clock
     from gsa.bench.train import stepper
 
-    rows = []
     tokens = sizes.lengths[-1]
-    for length in sizes.lengths:
-        tell(f"training steps of {length} x {tokens // length} tokens")
-        models = {name: _model(name, sizes.size, device) for name in _variants(systems)}
-        steps: dict[str, Callable[[], object]] = {
-            name: stepper(model, length, _precision(device), rows=tokens // length) for name, model in models.items()
+    tell(f"training steps of {length} x {tokens // length} tokens")
+    models = {name: _model(name, sizes.size, device) for name in _variants(systems)}
+    steps: dict[str, Callable[[], object]] = {
+        name: stepper(model, length, _precision(device), rows=tokens // length) for name, model in models.items()
+    }
+    best = race(steps, 0.0, sizes.rounds, gpu_clock if device.type == "cuda" else wall_clock)
+    return [
+        {
+            "system": name,
+            "length": length,
+            "batch_size": tokens // length,
+            "parameters": model.num_parameters,
+            "state": model.state_size,
+            "precision": _precision(device),
+            "tokens_per_second": tokens / best[name],
         }
-        best = race(steps, 0.0, sizes.rounds, gpu_clock if device.type == "cuda" else wall_clock)
-        for name, model in models.items():
-            rows.append(
-                {
-                    "system": name,
-                    "length": length,
-                    "batch_size": tokens // length,
-                    "parameters": model.num_parameters,
-                    "state": model.state_size,
-                    "precision": _precision(device),
-                    "tokens_per_second": tokens / best[name],
-                }
-            )
-        del models, steps
-    return rows
+        for name, model in models.items()
+    ]
 
 
-def memory(systems: list[str], sizes: Sizes, device: torch.device) -> list[dict[str, Any]]:
-    """Peak bytes of a step on one sequence of all its tokens."""
+def memory(name: str, sizes: Sizes, device: torch.device) -> list[dict[str, Any]]:
+    """Peak bytes of a system's step on one sequence of all its tokens."""
     import torch
 
     from gsa.bench.memory import gpu_peak, measurable, measured_alone
 
-    rows, length = [], sizes.lengths[-1]
-    for name in _variants(systems):
-        tell(f"memory of {name}")
-        peak: int | None
-        if device.type == "cuda":
-            peak = gpu_peak(partial(_step, name, sizes.size, length, device))
-        else:
-            setting = {"system": name, "size": sizes.size, "length": length, "threads": torch.get_num_threads()}
-            peak = measured_alone("gsa.paper.efficiency:memory_of_step", setting)["peak"] if measurable() else None
-        rows.append({"system": name, "length": length, "peak_bytes": peak})
-    return rows
+    tell(f"memory of {name}")
+    length, peak = sizes.lengths[-1], None
+    if device.type == "cuda":
+        peak = gpu_peak(partial(_step, name, sizes.size, length, device))
+    elif measurable():
+        setting = {"system": name, "size": sizes.size, "length": length, "threads": torch.get_num_threads()}
+        peak = measured_alone("gsa.paper.efficiency:memory_of_step", setting)["peak"]
+    return [{"system": name, "length": length, "peak_bytes": peak}]
 
 
 def memory_of_step(setting: dict[str, Any]) -> dict[str, int]:

@@ -8,6 +8,7 @@ The page names a file in a mark, and the tables of that file stand between it an
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import sys
@@ -25,20 +26,26 @@ PAGE = HERE.parent / "results.md"
 MARKED = re.compile(r"(<!-- from (\S+) -->\n).*?(<!-- to here -->)", re.DOTALL)
 
 
-def _distilled(record: dict[str, Any]) -> list[Table]:
-    sys.path.insert(0, str(HERE))
-    try:
-        from distilled import tables
-    finally:
-        sys.path.remove(str(HERE))
-    return tables(record)
+def _beside(name: str) -> Callable[[dict[str, Any]], list[Table]]:
+    """What makes tables of a record in a script that lies beside this one."""
+
+    def tables(record: dict[str, Any]) -> list[Table]:
+        sys.path.insert(0, str(HERE))
+        try:
+            found: list[Table] = importlib.import_module(name).tables(record)
+        finally:
+            sys.path.remove(str(HERE))
+        return found
+
+    return tables
 
 
 TABLES: dict[str, Callable[[dict[str, Any]], list[Table]]] = {
     "mqar": mqar_tables,
     "ablation": ablation_tables,
     "efficiency": efficiency_tables,
-    "distilled": _distilled,
+    "distilled": _beside("distilled"),
+    "recurrence": _beside("recurrence"),
 }
 
 

@@ -34,6 +34,7 @@ def test_the_command_writes_tables_a_picture_and_all_numbers(
     trained = {(row["system"], row["length"], row["batch_size"]) for row in record["training"]}
     assert trained == {(s, n, 64 // n) for s in ("xfmr", "gsa", NO_RECOMPUTATION) for n in (32, 64)}
     assert all(row["tokens_per_second"] > 0 for row in record["training"])
+    assert record["paper"]["decoding"]["gsa"]["16384"] == PAPER_DECODING["gsa"][16384]
     assert {row["runner"] for row in record["decoding"]} == {"CompiledRunner"}
     seconds = {(row["system"], row["decoded"]): row["seconds"] for row in record["decoding"]}
     assert seconds["gsa", 5] > seconds["gsa", 3] > 0

@@ -126,8 +126,10 @@ def test_the_command_writes_tables_pictures_and_all_numbers(
     printed = capsys.readouterr()
     assert "MQAR, 2 pairs in 16 tokens, width 8" in printed.out
     assert "without short convolution" in printed.out
+    assert "The paper: 64 pairs in 512 tokens" in printed.out
     assert {file.name for file in (tmp_path / "out").iterdir()} == {"mqar.json", "mqar.svg", "mqar.png"}
     record = json.loads((tmp_path / "out" / "mqar.json").read_text())
+    assert record["paper"]["gsa"]["64"] == PAPER["gsa"][64]
     (variant,) = (row for row in record["rows"] if row["variant"])
     assert (variant["system"], variant["slots"], variant["width"]) == ("gsa", 2, 8)
     rows = {(row["system"], row["width"], row["convolution"]): row for row in record["rows"] if not row["variant"]}

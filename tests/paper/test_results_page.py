@@ -14,6 +14,7 @@ from tests.scripts import DOCS
 from tests.scripts import script as loaded
 
 PAGE = DOCS / "results.md"
+NUMBER = re.compile(r"(?<![\w.,-])-?\d(?:[\d,]*\d)?(?:\.\d+)?(?![\w-])")
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +31,43 @@ def test_every_record_is_shown() -> None:
     named = set(re.findall(r"<!-- from (\S+) -->", PAGE.read_text()))
     files = [*DOCS.glob("results/paper/*/*.json"), *DOCS.glob("results/distill/*.json")]
     assert named == {str(file.relative_to(DOCS)) for file in files}
+
+
+def numbers(text: str) -> list[str]:
+    return [found.replace(",", "") for found in NUMBER.findall(text)]
+
+
+def untold(prose: str, told: list[float]) -> list[str]:
+    """The numbers of a text that are none of those told, rounded as they are."""
+    return [
+        number
+        for number in numbers(prose)
+        if not any(
+            abs(abs(value) - abs(float(number))) <= 0.51 * 10.0 ** -len(number.partition(".")[2]) for value in told
+        )
+    ]
+
+
+def values(record: object) -> list[float]:
+    """All numbers in a record, shares also in percent."""
+    if isinstance(record, dict):
+        return [value for part in record.values() for value in values(part)]
+    if isinstance(record, list):
+        return [value for part in record for value in values(part)]
+    if isinstance(record, bool) or not isinstance(record, int | float):
+        return []
+    return [record, 100 * record] if abs(record) <= 1 else [record]
+
+
+def test_every_number_of_the_prose_stands_in_a_record(script: ModuleType) -> None:
+    section = PAGE.read_text().partition("\n## The paper's experiments\n")[2].partition("\n## ")[0]
+    records = [DOCS / found for found in re.findall(r"<!-- from (\S+) -->", section)]
+    told = [float(number) for path in records for number in numbers(script.section(path))]
+    told += [value for path in records for value in values(json.loads(path.read_text())["settings"])]
+    prose = re.sub(r"`[^`]*`|\]\([^)]*\)|<!--.*?-->", "", script.MARKED.sub("", section))
+    assert len(numbers(prose)) > 10
+    assert untold(prose, told) == []
+    assert untold(prose + " and 12345.678, to the digit", told) == ["12345.678"]
 
 
 def test_a_mark_is_replaced_by_tables_and_the_rest_stays(script: ModuleType, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from gsa.console import tell
 from gsa.devices import check_device, find_device
 from gsa.errors import GSAError
 from gsa.paper.cells import Cell, kept
-from gsa.paper.efficiency_report import efficiency_picture, efficiency_tables
+from gsa.paper.efficiency_report import PAPER, efficiency_picture, efficiency_tables
 from gsa.paper.record import folder_of, machine, save_record
 from gsa.table import show
 from gsa.threads import use_threads
@@ -128,7 +128,7 @@ def efficiency(
         "memory": [row for part in held for row in part],
         "decoding": rows("decoding", partial(decoding, chosen, sizes, where)),
     }
-    record = save_record(folder / "efficiency.json", "efficiency", settings, **found)
+    record = save_record(folder / "efficiency.json", "efficiency", settings, **found, paper=PAPER)
     efficiency_picture(record, folder / "efficiency")
     show(record, efficiency_tables(record), json=json, markdown=markdown)
     tell(f"{folder}: efficiency.json, efficiency.svg, efficiency.png")

@@ -13,7 +13,7 @@ from gsa.console import tell
 from gsa.errors import GSAError
 from gsa.options import check_count
 from gsa.paper.cells import Cell, Result, run_cells
-from gsa.paper.mqar_report import mqar_picture, mqar_tables
+from gsa.paper.mqar_report import PAPER, mqar_picture, mqar_tables
 from gsa.paper.recall_model import CONVOLVED, SYSTEMS
 from gsa.paper.recall_run import SOLVED, RecallRun, run_recall, settings_of
 from gsa.paper.record import folder_of, save_record
@@ -152,7 +152,7 @@ def mqar(
     folder = folder_of(out)
     rows = measure(grid, folder / "cells", workers)
     settings = {"setting": setting, **asdict(grid)}
-    record = save_record(folder / "mqar.json", "mqar", settings, rows=rows)
+    record = save_record(folder / "mqar.json", "mqar", settings, rows=rows, paper=PAPER)
     mqar_picture(record, folder / "mqar")
     show(record, mqar_tables(record), json=json, markdown=markdown)
     tell(f"{folder}: mqar.json, mqar.svg, mqar.png")

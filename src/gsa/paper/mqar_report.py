@@ -19,7 +19,7 @@ PAPER: dict[str, dict[int, float]] = {
 
 
 def mqar_tables(record: dict[str, Any]) -> list[Table]:
-    """One for every width, the systems by accuracy."""
+    """One for every width, the systems by accuracy; and the paper's."""
     base, tables = record["settings"]["base"], []
     task = f"{base['pairs']} pairs in {base['length']} tokens"
     for convolution in (True, False):
@@ -30,7 +30,18 @@ def mqar_tables(record: dict[str, Any]) -> list[Table]:
             rows.sort(key=lambda row: -row["accuracy"])
             title = f"MQAR, {task}, width {width}{'' if convolution else ', without short convolution'}"
             tables.append(Table(title, _columns(record, convolution), rows, _notes(record)))
-    return tables
+    return [*tables, _paper(record)]
+
+
+def _paper(record: dict[str, Any]) -> Table:
+    """The paper's own numbers, of the systems that were run."""
+    run = {row["system"]: row["label"] for row in record["rows"]}
+    rows = [{"label": run[system], **accuracies} for system, accuracies in PAPER.items() if system in run]
+    columns = [
+        Column("system", "label", left=True),
+        *(Column(f"width {width}", width, "{:.2f}") for width in PAPER["gsa"]),
+    ]
+    return Table("The paper: 64 pairs in 512 tokens, accuracy %", columns, rows, ["Xfmr++ is near 100 at all widths."])
 
 
 def _columns(record: dict[str, Any], convolution: bool) -> list[Column]:
@@ -57,11 +68,11 @@ def _notes(record: dict[str, Any]) -> list[str]:
 
 
 def mqar_picture(record: dict[str, Any], path: Path) -> None:
-    """Accuracy against width, as in the paper, and against the size of the state."""
+    """Accuracy against width and against the size of the state, and the paper's against width."""
     rows = [row for row in record["rows"] if row["convolution"] and not row["variant"]]
     varied = [row for row in record["rows"] if row["variant"]]
     systems = dict.fromkeys(row["system"] for row in rows)
-    with drawn(path, columns=2, size=(11, 4.5)) as (by_width, by_state):
+    with drawn(path, columns=3, size=(15, 4.5)) as (by_width, by_state, paper):
         for place, system in enumerate(systems):
             own = sorted((row for row in rows if row["system"] == system), key=lambda row: row["width"])
             style = {"color": f"C{place}", "marker": "o", "markersize": 4, "label": own[0]["label"], "capsize": 2}
@@ -77,7 +88,9 @@ def mqar_picture(record: dict[str, Any], path: Path) -> None:
             by_state.plot(
                 [row["state"] for row in others], [100 * row["accuracy"] for row in others], "x", color=f"C{place}"
             )
-        for axes, name in ((by_width, "model width"), (by_state, "numbers in the state")):
+            if system in PAPER:
+                paper.plot(*zip(*PAPER[system].items(), strict=True), color=f"C{place}", marker="o", markersize=4)
+        for axes, name in ((by_width, "model width"), (by_state, "numbers in the state"), (paper, "model width")):
             axes.set_xscale("log", base=2)
             axes.set_xlabel(name)
             axes.set_ylim(-2, 102)
@@ -88,3 +101,4 @@ def mqar_picture(record: dict[str, Any], path: Path) -> None:
         by_width.set_title(f"MQAR: {base['pairs']} pairs in {base['length']} tokens", fontsize=10)
         crosses = "; crosses: other slots or heads" if varied else ""
         by_state.set_title(f"the same by size of state{crosses}", fontsize=10)
+        paper.set_title("the paper: 64 pairs in 512 tokens", fontsize=10)

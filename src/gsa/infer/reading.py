@@ -201,9 +201,10 @@ class Prompt:
 
     def _found(self, cache: StateCache) -> State | None:
         """The state that was kept furthest on in this prompt, beyond what is read."""
+        begin, end, earlier = self.position, len(self), self.source.earlier
         for tokens in cache.lengths():
-            position = tokens - self.source.earlier
-            if self.position < position <= len(self) and (self._runner.exact or self._is_kept(position)):
+            position = tokens - earlier
+            if begin < position <= end and (self._runner.exact or self._is_kept(position)):
                 state = cache.get(self.source.scope, self.source.digest(position), tokens)
                 if state is not None:
                     return state

@@ -17,6 +17,7 @@ import json
 import math
 import platform
 import time
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -50,10 +51,12 @@ SAME = 1e-3
 def facts(folder: Path, model: LM) -> Record:
     """What a student is, and what it learned from."""
     distilled = read_json(folder / "convert.json").get("distilled") or {}
-    settings = distilled.get("settings", {})
+    settings, tokens = distilled.get("settings", {}), Counter[str]()
+    for training in (*distilled.get("earlier", []), distilled):
+        tokens.update(training.get("tokens", {}))
     return {
         "mixer": model.config.layers[0].mixer,
-        "tokens": distilled.get("tokens", {}),
+        "tokens": dict(tokens),
         "train": settings.get("train"),
         "seed": settings.get("seed"),
         "state_bytes": None if model.state_size is None else 4 * model.state_size,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from queue import SimpleQueue
 from threading import Thread
 from types import SimpleNamespace
 from typing import Any
@@ -214,17 +215,18 @@ def test_nothing_is_left_of_a_merge_that_was_stopped(place: Path, monkeypatch: p
     assert kept(place) == [folder.name]
 
 
-def test_two_at_once_make_it_once(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+def test_two_at_once_make_it_once(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     merging, found = merge._merge, list[Path]()
     calls: list[Path] = []
+    told = SimpleQueue[str]()
 
     def counted(folder: Path, record: dict, out: Path) -> None:
         calls.append(out)
         others[1].start()
-        while "another process is making it" not in capsys.readouterr().err:
-            pass
+        assert "another process is making it" in told.get(timeout=60)
         merging(folder, record, out)
 
+    monkeypatch.setattr(merge, "tell", told.put)
     monkeypatch.setattr(merge, "_merge", counted)
     others = [Thread(target=lambda: found.append(gsa.pretrained.folder(NAME))) for _ in range(2)]
     others[0].start()

@@ -46,13 +46,16 @@ def test_a_server_that_stops_finishes_its_answers_and_takes_no_more(folder: Path
             next(lines)
             live.serving.worker.draining = True
             live.server.should_exit = True
+            deadline = time.monotonic() + 30
             told = events("\n".join(lines))
         assert told[-1] is None
-        with pytest.raises(httpx2.ConnectError):
-            httpx2.get(f"{live.address}/health")
+        with pytest.raises(httpx2.TransportError):  # soon: the server looks ten times a second whether it should exit
+            while time.monotonic() < deadline:
+                httpx2.get(f"{live.address}/health")
     assert live.serving.worker.pending == 0
     assert told[-2]["choices"][0]["finish_reason"] == expected["choices"][0]["finish_reason"]
     assert not live.serving.worker._thread.is_alive()
+    assert not live.serving.worker._courier.is_alive()
 
 
 def test_a_draining_server_refuses(folder: Path) -> None:

@@ -24,6 +24,7 @@ from gsa.convert import Choices
 from gsa.errors import GSAError
 from gsa.extras import EXTRA_OF, MissingPackage, how_to_install
 from gsa.files import unfinished
+from gsa.infer.text import TextEngine
 from gsa.models.checkpoint import load_model, read_model
 from gsa.pretrained import merge
 from gsa.pretrained.update import make_update
@@ -98,6 +99,7 @@ def test_a_name_is_the_merged_model(place: Path, capsys: pytest.CaptureFixture) 
         assert torch.equal(weights[key], x)
     assert run(capsys, "generate", "--model", NAME, "-n", "3", "abc")[0] == 0
     assert isinstance(gsa.load(NAME).chat(max_tokens=3, seed=0).say("ab"), str)
+    assert TextEngine.load(NAME).advised == {"temperature": 0.2, "top_p": 0.9, "repetition_penalty": 1.1}
     assert "is made from" not in capsys.readouterr().err  # that was once
     assert kept(place) == [name]
 

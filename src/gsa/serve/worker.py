@@ -1,5 +1,6 @@
 """Worker: the one thread that the engine runs in. Requests reach it through a queue, and what they bring goes back to
-the event loop they came from, a batch for every step, or for several when there are many answers.
+the event loop they came from, a batch for every step, or for several when there are many answers; a second thread, the
+courier, wakes the loop for it.
 """
 
 from __future__ import annotations

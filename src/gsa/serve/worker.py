@@ -1,6 +1,5 @@
 """Worker: the one thread that the engine runs in. Requests reach it through a queue, and what they bring goes back to
-the event loop they came from, a batch for every step, or for several when there are many answers; a second thread, the
-courier, wakes the loop for it.
+the event loop they came from, a batch for every step, or for several when there are many answers.
 """
 
 from __future__ import annotations
@@ -63,14 +62,11 @@ class Worker:
         self._failures = 0
         self._ended = self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._outbox: SimpleQueue[list[tuple[Answer, Event]] | None] = SimpleQueue()
         self._thread = Thread(target=self._run, name="gsa-engine", daemon=True)
-        self._courier = Thread(target=self._carry, name="gsa-courier", daemon=True)
 
     def start(self) -> None:
-        """Starts the threads; called in the event loop that answers are for."""
+        """Starts the thread; called in the event loop that answers are for."""
         self._loop = asyncio.get_running_loop()
-        self._courier.start()
         self._thread.start()
 
     def end(self) -> None:
@@ -81,9 +77,8 @@ class Worker:
     def close(self) -> None:
         """The same, and returns when the thread has ended."""
         self.end()
-        for thread in (self._thread, self._courier):
-            if thread.is_alive():
-                thread.join()
+        if self._thread.is_alive():
+            self._thread.join()
 
     def check(self, more: int) -> None:
         """Raises if there is no room for so many answers more."""
@@ -120,18 +115,15 @@ class Worker:
         self._commands.put(lambda: self._cancel(answer))
 
     def _run(self) -> None:
-        try:
-            while not self._ended:
-                try:
-                    self._take_commands()
-                    if self._live:
-                        self._advance()
-                except Exception as error:  # of this file: without the thread, all clients would wait for ever
-                    LOG.exception("the thread of the engine failed")
-                    self._give_up(error)
-                self._deliver()
-        finally:
-            self._outbox.put(None)
+        while not self._ended:
+            try:
+                self._take_commands()
+                if self._live:
+                    self._advance()
+            except Exception as error:  # of this file: without the thread, all clients would wait for ever
+                LOG.exception("the thread of the engine failed")
+                self._give_up(error)
+            self._deliver()
 
     def _take_commands(self) -> None:
         """Does what was asked for since the last step; waits if there is nothing else to do."""
@@ -207,7 +199,7 @@ class Worker:
         self._ended = True
 
     def _deliver(self) -> None:
-        """Sends events to the event loop, all at once: those of all answers if enough time has passed for so many, and
+        """Hands events to the event loop, all at once: those of all answers if enough time has passed for so many, and
         else those of answers that begin or end."""
         now, streams = time.monotonic(), sum(not answer.urgent for answer in self._live)
         if now - self._delivered >= self._pace * streams:
@@ -217,15 +209,7 @@ class Worker:
             self._events = [each for each in self._events if not each[0].urgent]
         for answer, _ in events:
             answer.urgent = False
-        if events:
-            self._outbox.put(events)
-
-    def _carry(self) -> None:
-        """Wakes the event loop for what is in the outbox. To wake it is to give up Python's lock, which the loop then
-        holds until it has told all clients. The engine's thread, which gives it up only while native code computes,
-        would wait for that at every step; this one does the waiting instead."""
-        assert self._loop is not None
-        while (events := self._outbox.get()) is not None:
+        if events and self._loop is not None:
             with suppress(RuntimeError):  # the loop is closed: nobody waits any more
                 self._loop.call_soon_threadsafe(self._tell, events)
 
